@@ -1,0 +1,89 @@
+"""The errors a user can meet. Each names what was wrong, what was found and what would be right.
+
+All derive from `LucidnnError`, which is a `RuntimeError` (frameworks report bad tensors so); errors about an
+argument's value are a `ValueError` as well, so both habits of catching them work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class LucidnnError(RuntimeError):
+    """Base of every error that lucidnn raises on purpose."""
+
+
+class InvalidArgument(LucidnnError, ValueError):
+    """An argument's value is not acceptable.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument as the caller wrote it.
+    found : object
+        The offending value, printed with `str`.
+    accepted : str
+        What would have been accepted.
+
+    Examples
+    --------
+    >>> print(InvalidArgument("groups", 3, "a divisor of x's 32 channels"))
+    groups: found 3; accepted: a divisor of x's 32 channels
+    """
+
+    def __init__(self, argument: str, found: object, accepted: str):
+        super().__init__(f"{argument}: found {found}; accepted: {accepted}")
+        self.argument, self.found, self.accepted = argument, found, accepted
+
+    def __reduce__(self):
+        return type(self), (self.argument, self.found, self.accepted)
+
+
+class ProblemSyntaxError(LucidnnError, ValueError):
+    """A problem line does not parse; the message points at the token.
+
+    Examples
+    --------
+    >>> print(ProblemSyntaxError("conv_fprop x=bf17[1]", 11, "unknown data type 'bf17'"))
+    unknown data type 'bf17'
+      conv_fprop x=bf17[1]
+                 ^
+    """
+
+    def __init__(self, text: str, position: int, message: str):
+        super().__init__(f"{message}\n  {text}\n  {' ' * position}^")
+        self.text, self.position, self.message = text, position, message
+
+    def __reduce__(self):
+        return type(self), (self.text, self.position, self.message)
+
+
+class UnknownEngine(LucidnnError, LookupError):
+    """The engine named by the caller does not exist; the message lists near names."""
+
+
+class NotSupported(LucidnnError):
+    """No engine, or not the engine that was named, takes the problem.
+
+    Attributes
+    ----------
+    refusals : dict of str to sequence of str
+        Engine name to its reasons.
+    """
+
+    def __init__(self, message: str, refusals: Mapping[str, Sequence[str]] | None = None):
+        self.refusals = {name: tuple(reasons) for name, reasons in (refusals or {}).items()}
+        self.summary = message
+        lines = [f"  {name}: {reason}" for name, reasons in self.refusals.items() for reason in reasons]
+        super().__init__("\n".join([message, *lines]))
+
+    def __reduce__(self):
+        return type(self), (self.summary, self.refusals)
+
+
+class DeviceUnavailable(LucidnnError):
+    """The device asked for is not present or its software is missing; the message says which would work."""
+
+
+class EngineFailure(LucidnnError):
+    """An engine accepted a problem and then failed to build or run it: a defect of the engine."""

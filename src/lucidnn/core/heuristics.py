@@ -1,0 +1,62 @@
+"""The cost model: a roofline with an efficiency, the waves of tiles over processors, and the cost of a launch.
+
+It only has to rank engines. An engine states how much arithmetic and traffic its method really does (a padded tile and
+a workspace count) and which part of the machine's rate it is known to reach; the rest is the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .problem import Problem
+from .target import Target
+
+LAUNCH = {"cpu": 8e-6, "cuda": 4e-6, "hip": 6e-6}  # seconds until a kernel's or parallel loop's work starts
+
+
+def roofline(
+    problem: Problem,
+    *,
+    flops: float | None = None,
+    bytes: float | None = None,
+    compute_efficiency: float = 1.0,
+    memory_efficiency: float = 0.8,
+    launches: int = 1,
+    dtype: str | None = None,
+) -> float:
+    """Seconds: the larger of arithmetic and traffic, plus launches.
+
+    Parameters
+    ----------
+    flops, bytes : float, optional
+        What the method does; the problem's own minimum if left out.
+    compute_efficiency, memory_efficiency : float
+        Part of the target's rate that the method reaches, in (0, 1].
+    launches : int
+        Kernels or parallel loops started one after another.
+    dtype : str, optional
+        Type the arithmetic is done in; that of the first input if left out.
+
+    Examples
+    --------
+    >>> p = Problem.parse("conv_fprop x=bf16[64,256,56,56]@nhwc w=bf16[256,256,3,3]@nhwc padding=1 on=cuda:sm_90")
+    >>> 2e-4 < roofline(p, compute_efficiency=0.7) < 1e-3
+    True
+    """
+    target = problem.target
+    rate = target.flops(dtype or problem.items[0][1].dtype, problem.math)
+    arithmetic = (problem.flops if flops is None else flops) / (rate * compute_efficiency)
+    traffic = (problem.bytes if bytes is None else bytes) / (target.bandwidth * memory_efficiency)
+    return max(arithmetic, traffic) + launches * LAUNCH[target.kind]
+
+
+def wave_efficiency(tiles: int, target: Target, resident: int = 1) -> float:
+    """Part of the processors that is busy when equal tiles are dealt out, `resident` at once to each.
+
+    Examples
+    --------
+    >>> round(wave_efficiency(133, Target.parse("cuda:sm_90")), 2)
+    0.5
+    """
+    slots = target.processors * resident
+    return tiles / (math.ceil(tiles / slots) * slots) if tiles else 1.0

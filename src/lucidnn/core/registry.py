@@ -1,0 +1,94 @@
+"""Finds the engines: every module under ``lucidnn.engines`` that does not start with an underscore.
+
+A file that fails to import (a missing compiler, say) is listed with its reason and takes no part; it never breaks the
+others. Other packages can add a folder of engines through the entry-point group ``lucidnn.engines`` (a package name).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import pkgutil
+import threading
+from types import ModuleType
+
+from .engine import NOTES, Engine, concrete_engines
+from .errors import UnknownEngine
+from .target import KINDS
+
+_lock = threading.RLock()
+_engines: dict[str, Engine] | None = None
+_failures: dict[str, str] = {}
+
+
+def _modules() -> list[str]:
+    roots = ["lucidnn.engines", *(e.value for e in importlib.metadata.entry_points(group="lucidnn.engines"))]
+    names: list[str] = []
+    for root in roots:
+        try:
+            package: ModuleType = importlib.import_module(root)
+        except ImportError as error:
+            _failures[root] = str(error)
+            continue
+        for info in pkgutil.walk_packages(package.__path__, root + "."):
+            if not info.ispkg and not any(part.startswith("_") for part in info.name.split(".")):
+                names.append(info.name)
+    return sorted(names)
+
+
+def _check(cls: type[Engine], found: dict[str, Engine]) -> None:
+    """A wrong declaration is the author's mistake: said at once, not when a user happens upon it."""
+    other = found.get(cls.name)
+    if other is not None:
+        raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {cls.__module__}")
+    unknown = [t for t in cls.targets if t not in KINDS] + [n for n in cls.notes if n not in NOTES]
+    if unknown or not cls.operations or not cls.targets:
+        raise TypeError(f"engine {cls.name!r}: unknown targets or notes {unknown}, or no operation or target")
+
+
+def engines() -> dict[str, Engine]:
+    """All engines by name; imported on the first call."""
+    global _engines
+    if _engines is None:
+        with _lock:
+            if _engines is None:
+                found: dict[str, Engine] = {}
+                for name in _modules():
+                    try:
+                        module = importlib.import_module(name)
+                    except ImportError as error:
+                        _failures[name] = f"{type(error).__name__}: {error}"
+                        continue
+                    for cls in concrete_engines(vars(module), name):
+                        _check(cls, found)
+                        found[cls.name] = cls()
+                _engines = found
+    return _engines
+
+
+def failures() -> dict[str, str]:
+    """Engine modules that could not be imported, with the reason."""
+    engines()
+    return dict(_failures)
+
+
+def for_operation(operation: str) -> list[Engine]:
+    """Engines that take part in an operation, on any target."""
+    return [e for e in engines().values() if operation in e.operations]
+
+
+def get(name: str) -> Engine:
+    """The engine of this name.
+
+    Raises
+    ------
+    UnknownEngine
+        No such engine; the message gives near names and files that failed to import.
+    """
+    found = engines()
+    if name in found:
+        return found[name]
+    near = difflib.get_close_matches(name, found, n=3, cutoff=0.4) or sorted(found)
+    failed = "".join(f"; {module} did not import: {why}" for module, why in _failures.items())
+    raise UnknownEngine(f"engine: found {name!r}; accepted: {', '.join(near)}{failed}")
