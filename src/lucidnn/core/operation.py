@@ -127,14 +127,13 @@ class Operation(abc.ABC):
         """Attribute name to text form, in declaration order."""
         return {f.name: f.metadata["codec"] for f in dataclasses.fields(cls)}
 
+    def is_default(self, name: str) -> bool:
+        """Whether the attribute may be left out of the text."""
+        return any(f.name == name and getattr(self, name) == f.default for f in dataclasses.fields(self))
+
     def attributes_text(self) -> list[str]:
         """``name=value`` for each attribute that is not at its default."""
-        parts = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                parts.append(f"{field.name}={field.metadata['codec'].write(value)}")
-        return parts
+        return [f"{name}={c.write(getattr(self, name))}" for name, c in self.codecs().items() if not self.is_default(name)]
 
 
 def lookup(name: str) -> type[Operation]:

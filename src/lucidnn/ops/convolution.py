@@ -101,10 +101,10 @@ class _Convolution(Operation):
             raise InvalidArgument("groups", self.groups, "a number >= 1")
         return dataclasses.replace(self, **values)
 
-    def attributes_text(self) -> list[str]:
-        """Defaults written out for the rank (all ones, all zeros) are left out of the text again."""
-        plain = {"stride": 1, "dilation": 1, "padding": (0, 0)}
-        return [t for t in super().attributes_text() if set(getattr(self, name := t.partition("=")[0]) if name in plain else ()) != {plain.get(name)}]  # fmt: skip
+    def is_default(self, name: str) -> bool:
+        plain = {"stride": 1, "dilation": 1, "padding": (0, 0), "groups": 1}[name]
+        value = getattr(self, name)
+        return value == plain if name == "groups" else all(v == plain for v in value)
 
     def output_sizes(self, x: TensorDescriptor, w: TensorDescriptor) -> tuple[int, ...]:
         """Spatial shape of y."""
