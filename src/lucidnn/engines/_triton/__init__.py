@@ -1,0 +1,1 @@
+"""Device functions and the launcher shared by the Triton engines."""
