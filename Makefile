@@ -36,7 +36,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constr
 help:
 	@sed -n '/^# The project/,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
-# ---- set-up: a stamp per set of packages, renewed when a pin or the project's metadata changes ----------------------
+# ---- set-up: a stamp per set of packages, renewed when a pin or the project's metadata changes -------------
 
 $(VENV)/.ready-pip: constraints.txt
 	@good='import sys, ensurepip, venv; raise SystemExit(sys.version_info < (3, 11))'; found=; \
@@ -71,7 +71,7 @@ $(VENV)/.ready-lint: $(VENV)/.ready-test
 	@$(INSTALL) --group lint
 	@touch $@
 
-# ---- what people run ------------------------------------------------------------------------------------------------
+# ---- what people run ---------------------------------------------------------------------------------------
 
 demo: $(call READY,demo)
 	@$(PY) -m lucidnn train $(ARGS)
