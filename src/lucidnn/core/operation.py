@@ -122,6 +122,12 @@ class Operation(abc.ABC):
         """Fewest bytes that must move: every tensor once."""
         return sum(t.nbytes for t in tensors.values())
 
+    def sample(self, role: str, tensors: Mapping[str, TensorDescriptor], shape: tuple[int, ...], generator: Any) -> Any:
+        """Random values of an input for tests and timings: a CPU tensor of `shape`. Standard normal unless overridden."""
+        import torch
+
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
     @classmethod
     def codecs(cls) -> dict[str, Codec]:
         """Attribute name to text form, in declaration order."""

@@ -1,0 +1,1 @@
+"""Ways to do a convolution, one file each."""

@@ -1,0 +1,113 @@
+"""``conv.reference``: the definition of convolution in float64, on any device, slow on purpose.
+
+Method: one matrix product for each filter tap, between the filters at that tap and the input shifted to it; zeros
+around the input are really there. Nothing is clever, so that it can be checked by eye against the formulas in
+`lucidnn.ops.convolution`. Cost: float64 arithmetic and a padded float64 copy of the input, many times the time of any
+other engine. Every other engine is tested against this one, and this one against the framework in the tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional  # pad only: zeros around a tensor
+
+from ...core.descriptor import FLOATING
+from ...core.engine import Config, Engine, Refusals, Run
+from ...core.heuristics import roofline
+from ...core.problem import Problem
+from ...ops.convolution import Geometry
+from .._reference import activate
+
+
+class ConvReference(Engine):
+    """All three directions and the bias gradient, straight from the formulas."""
+
+    name = "conv.reference"
+    operations = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_bgrad")
+    targets = ("cpu", "cuda", "hip")
+    notes = frozenset({"reference"})
+
+    def refusals(self, problem: Problem) -> list[str]:
+        r = Refusals()
+        for role, t in problem.items:
+            r.require(t.dtype in FLOATING[:4], f"{role} of type {', '.join(FLOATING[:4])}", t.dtype)
+        return r
+
+    def cost(self, problem: Problem, config: Config) -> float:
+        return roofline(problem, bytes=20 * problem.bytes, compute_efficiency=0.02, dtype="f64", launches=50)
+
+    def build(self, problem: Problem, config: Config) -> Run:
+        names = tuple(problem.tensors)
+
+        def run(tensors: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
+            pack = dict(zip(names, tensors, strict=True))
+            inputs = {role: pack[role].detach().double() for role in problem.inputs}
+            (out,) = problem.outputs
+            pack[out].copy_(finish(problem, _sum(problem, inputs), inputs))
+
+        return run
+
+
+def finish(problem: Problem, result: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The epilogue: ``act(alpha * result + beta * z + bias)``."""
+    e = problem.epilogue
+    result = e.alpha * result
+    if "z" in inputs:
+        result = result + e.beta * inputs["z"]
+    if "bias" in inputs:
+        result = result + inputs["bias"].reshape(1, -1, *[1] * (result.ndim - 2))
+    return activate(e.activation, e.parameter, result)
+
+
+def _sum(problem: Problem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What stands in the formulas before the epilogue, in float64 and logical order."""
+    if problem.op.name == "conv_bgrad":
+        dy = inputs["dy"]
+        return dy.sum(dim=[d for d in range(dy.ndim) if d != 1])
+    g = Geometry.of(problem)
+    ndim = g.x.ndim - 2
+    device = next(iter(inputs.values())).device
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        pads = [n for before, after in zip(g.pad, g.pad_after, strict=True) for n in (after, before)]
+        return torch.nn.functional.pad(x, pads[::-1])
+
+    def in_three(t: torch.Tensor) -> torch.Tensor:
+        return t.reshape(*t.shape[:2], *[1] * (3 - ndim), *t.shape[2:])
+
+    def grouped(t: torch.Tensor) -> torch.Tensor:  # (N, channels, D, H, W) to (N, groups, channels, points)
+        return t.reshape(t.shape[0], g.G, t.shape[1] // g.G, math.prod(t.shape[2:]))
+
+    def taps() -> Iterator[tuple[tuple[int, int, int], tuple[slice, ...]]]:
+        """Every filter tap, and the points of the padded input that it meets."""
+        for tap in itertools.product(*map(range, g.filter)):
+            starts = [t * d for t, d in zip(tap, g.dilation, strict=True)]
+            yield tap, tuple(slice(a, a + (q - 1) * s + 1, s) for a, q, s in zip(starts, g.out_size, g.stride, strict=True))
+
+    if problem.op.name == "conv_fprop":
+        x, w = padded(in_three(inputs["x"])), in_three(inputs["w"])
+        y = torch.zeros(g.N, g.G, g.K // g.G, math.prod(g.out_size), dtype=torch.float64, device=device)
+        for tap, where in taps():
+            y += w[(..., *tap)].reshape(g.G, g.K // g.G, g.C // g.G) @ grouped(x[(..., *where)])
+        return y.reshape(g.y.shape)
+    dy = grouped(in_three(inputs["dy"]))
+    if problem.op.name == "conv_dgrad":
+        w = in_three(inputs["w"])
+        sizes = [n + a + b for n, a, b in zip(g.in_size, g.pad, g.pad_after, strict=True)]
+        dx = torch.zeros(g.N, g.C, *sizes, dtype=torch.float64, device=device)
+        for tap, where in taps():
+            part = w[(..., *tap)].reshape(g.G, g.K // g.G, g.C // g.G).transpose(1, 2) @ dy
+            dx[(..., *where)] += part.reshape(g.N, g.C, *g.out_size)
+        inner = tuple(slice(a, a + n) for a, n in zip(g.pad, g.in_size, strict=True))
+        return dx[(..., *inner)].reshape(g.x.shape)
+    x = padded(in_three(inputs["x"]))
+    dw = torch.zeros(g.K, g.C // g.G, *g.filter, dtype=torch.float64, device=device)
+    for tap, where in taps():
+        product = (dy @ grouped(x[(..., *where)]).transpose(2, 3)).sum(0)
+        dw[(..., *tap)] = product.reshape(g.K, g.C // g.G)
+    return dw.reshape(g.w.shape)
+
