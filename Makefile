@@ -28,6 +28,8 @@ else
   PYTHON ?= python3
   PY := PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
   READY =
+  # Such a machine may lack platformdirs, which finds the user's cache folder.
+  export LUCIDNN_CACHE_DIR ?= $(CURDIR)/.cache
 endif
 # Under CI a quiet log; at a terminal pip's progress bar, since a CUDA build of torch is gigabytes.
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check $(if $(CI),--quiet)
