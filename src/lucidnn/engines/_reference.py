@@ -1,12 +1,13 @@
-"""The activations' definitions, in whole-tensor operations and meant for float64: what every kernel is held to.
+"""The activations' definitions, in whole-tensor operations and meant for float64: what kernels are held to.
 
-Each formula is that of `lucidnn.ops.activation`, rearranged only where the plain spelling overflows or cancels (the
-logarithm of one plus an exponential, the upper tail of the error function, one minus a squared tanh). Gradients are the
-derivatives written out by hand. Nothing of the framework's own activation library is called, so an error there cannot
-hide one here.
+Each formula is that of `lucidnn.ops.activation`, rearranged only where the plain spelling overflows or
+cancels (the logarithm of one plus an exponential, the upper tail of the error function, one minus a squared
+tanh). Gradients are the derivatives written out by hand. Nothing of the framework's own activation library is
+called, so an error there cannot hide one here.
 
-At a kink the gradient is the one-sided one that the frameworks chose: 0 at 0 for relu, 0 at both ends for clipped_relu
-and hardsigmoid, the slope below for leaky_relu and elu at 0. Comparisons are written so that a NaN falls through.
+At a kink the gradient is the one-sided one that the frameworks chose: 0 at 0 for relu, 0 at both ends for
+clipped_relu and hardsigmoid, the slope below for leaky_relu and elu at 0. Comparisons are written so that a
+NaN falls through.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Ways to do an elementwise operation, one file each."""

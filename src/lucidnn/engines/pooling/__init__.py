@@ -1,0 +1,1 @@
+"""Ways to do a pooling, one file each."""
