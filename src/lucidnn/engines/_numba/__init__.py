@@ -31,7 +31,7 @@ about a microsecond each. Many small integers are best packed into one int64 par
 from .epilogue import ACTIVATIONS, DEFAULT_PARAMETERS, activate, activate_grad
 from .jit import cache_directory, kernel
 from .memory import accumulator, cast, load, pointer, store, token
-from .pool import launch, threads
+from .pool import launch, launch_tasks, threads
 
 __all__ = [
     "ACTIVATIONS",
@@ -43,6 +43,7 @@ __all__ = [
     "cast",
     "kernel",
     "launch",
+    "launch_tasks",
     "load",
     "pointer",
     "store",

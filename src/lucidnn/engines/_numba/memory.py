@@ -46,6 +46,28 @@ def pointer(typingctx, address, like):
 
 
 @intrinsic
+def size_of(typingctx, like):
+    """Bytes of an element of `like`'s type, a constant to the compiler."""
+    kind = types.unliteral(like)
+
+    def codegen(context, builder, signature, values):
+        return context.get_constant(types.int64, kind.bitwidth // 8)
+
+    return types.int64(like), codegen
+
+
+@intrinsic
+def same_type(typingctx, left, right):
+    """Whether two tokens are of one type, a constant to the compiler."""
+    answer = types.unliteral(left) == types.unliteral(right)
+
+    def codegen(context, builder, signature, values):
+        return context.get_constant(types.boolean, answer)
+
+    return types.boolean(left, right), codegen
+
+
+@intrinsic
 def cast(typingctx, value, like):
     """`value` converted to the type of `like`: a Python constant would otherwise widen float32 to float64."""
     target = types.unliteral(like)

@@ -107,76 +107,90 @@ def pool_name() -> str:
     return "torch's OpenMP pool" if _entry else "Python threads"
 
 
-@intrinsic
-def launch(typingctx, body, parts, threads, args):
-    """Call ``body(part, parts, *args)`` for every part on at most `threads` threads, and wait."""
-    if not isinstance(body, types.Dispatcher):
-        raise TypingError(f"launch needs a kernel as its first argument, found {body}")
-    if not isinstance(args, types.BaseTuple):
-        raise TypingError(f"launch needs a tuple of arguments, found {args}")
-    call_types = (types.intp, types.intp, *args.types)
-    wanted = body.get_call_type(typingctx, call_types, {}).args
-    signature = types.void(body, types.intp, types.intp, args)
+def _launcher(documentation: str, with_slot: bool):
+    """The intrinsic behind `launch` and `launch_tasks`; they differ in the second argument of the body."""
 
-    def codegen(context, builder, signature, values):
-        _, parts_value, threads_value, args_value = values
-        compiled = body.dispatcher.overloads[wanted]
-        context.active_code_library.add_linking_library(compiled.library)
-        word = ir.IntType(64)
-        unsigned = ir.IntType(32)
-        opaque = ir.IntType(8).as_pointer()
-        arguments = [
-            context.cast(builder, builder.extract_value(args_value, i), given, taken)
-            for i, (given, taken) in enumerate(zip(args.types, wanted[2:], strict=True))
-        ]
-        frame_type = ir.LiteralStructType([word, word, *(value.type for value in arguments)])
+    def typing(typingctx, body, parts, threads, args):
+        if not isinstance(body, types.Dispatcher):
+            raise TypingError(f"launch needs a kernel as its first argument, found {body}")
+        if not isinstance(args, types.BaseTuple):
+            raise TypingError(f"launch needs a tuple of arguments, found {args}")
+        wanted = body.get_call_type(typingctx, (types.intp, types.intp, *args.types), {}).args
+        signature = types.void(body, types.intp, types.intp, args)
 
-        # The frame holds the counter, the number of parts and the arguments; every thread reads it.
-        entry = builder.function.entry_basic_block
-        with builder.goto_block(entry):
-            frame = builder.alloca(frame_type)
+        def codegen(context, builder, signature, values):
+            _emit_launch(context, builder, body.dispatcher.overloads[wanted], args.types, values, with_slot)
+            return context.get_dummy_value()
 
-        def field(b, pointer, index):
-            return b.gep(pointer, [ir.Constant(unsigned, 0), ir.Constant(unsigned, index)], inbounds=True)
+        return signature, codegen
 
-        builder.store(ir.Constant(word, 0), field(builder, frame, 0))
-        builder.store(parts_value, field(builder, frame, 1))
-        for i, value in enumerate(arguments):
-            builder.store(value, field(builder, frame, i + 2))
+    typing.__doc__ = documentation
+    return intrinsic(typing)
 
-        # task(frame): draw a part from the counter and run it, until none is left.
-        name = builder.module.get_unique_name(builder.function.name + ".task")
-        task = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [opaque]), name)
-        task.linkage = "internal"
-        start, loop, work, done = (task.append_basic_block(n) for n in ("start", "loop", "work", "done"))
-        b = ir.IRBuilder(start)
-        shared = b.bitcast(task.args[0], frame_type.as_pointer())
-        count = b.load(field(b, shared, 1))
-        loaded = [b.load(field(b, shared, i + 2)) for i in range(len(arguments))]
-        b.branch(loop)
-        b.position_at_end(loop)
-        part = b.atomic_rmw("add", field(b, shared, 0), ir.Constant(word, 1), "monotonic")
-        b.cbranch(b.icmp_signed("<", part, count), work, done)
-        b.position_at_end(work)
-        context.call_internal_no_propagate(b, compiled.fndesc, compiled.signature, [part, count, *loaded])
-        b.branch(loop)
-        b.position_at_end(done)
-        b.ret_void()
 
-        data = builder.bitcast(frame, opaque)
-        fewer = builder.icmp_signed("<", parts_value, threads_value)
-        team = builder.select(fewer, parts_value, threads_value)
-        with builder.if_else(builder.icmp_signed(">", team, ir.Constant(word, 1))) as (several, single):
-            with several:
-                runner_type = ir.FunctionType(ir.VoidType(), [task.type, opaque, unsigned, unsigned])
-                runner = builder.module.globals.get(_SYMBOL) or ir.Function(
-                    builder.module, runner_type, _SYMBOL
-                )
-                flags = ir.Constant(unsigned, 0)
-                runner_pointer = builder.bitcast(runner, runner_type.as_pointer())
-                builder.call(runner_pointer, [task, data, builder.trunc(team, unsigned), flags])
-            with single:
-                builder.call(task, [data])
-        return context.get_dummy_value()
+def _emit_launch(context, builder, compiled, given_types, values, with_slot: bool) -> None:
+    _, parts, threads, args = values
+    context.active_code_library.add_linking_library(compiled.library)
+    word, unsigned = ir.IntType(64), ir.IntType(32)
+    opaque = ir.IntType(8).as_pointer()
+    arguments = [
+        context.cast(builder, builder.extract_value(args, i), given, taken)
+        for i, (given, taken) in enumerate(zip(given_types, compiled.signature.args[2:], strict=True))
+    ]
 
-    return signature, codegen
+    # The frame, which every thread reads: the next part, the next slot, the number of parts, the arguments.
+    frame_type = ir.LiteralStructType([word, word, word, *(value.type for value in arguments)])
+    with builder.goto_block(builder.function.entry_basic_block):
+        frame = builder.alloca(frame_type)
+
+    def field(b, pointer, index):
+        return b.gep(pointer, [ir.Constant(unsigned, 0), ir.Constant(unsigned, index)], inbounds=True)
+
+    for i, value in enumerate([ir.Constant(word, 0), ir.Constant(word, 0), parts, *arguments]):
+        builder.store(value, field(builder, frame, i))
+
+    # task(frame), on every thread: take a slot, then draw parts from the counter and run them until none is left.
+    name = builder.module.get_unique_name(builder.function.name + ".task")
+    task = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [opaque]), name)
+    task.linkage = "internal"
+    start, loop, work, done = (task.append_basic_block(n) for n in ("start", "loop", "work", "done"))
+    b = ir.IRBuilder(start)
+    shared = b.bitcast(task.args[0], frame_type.as_pointer())
+    one = ir.Constant(word, 1)
+    slot = b.atomic_rmw("add", field(b, shared, 1), one, "monotonic")
+    count = b.load(field(b, shared, 2))
+    loaded = [b.load(field(b, shared, i + 3)) for i in range(len(arguments))]
+    b.branch(loop)
+    b.position_at_end(loop)
+    part = b.atomic_rmw("add", field(b, shared, 0), one, "monotonic")
+    b.cbranch(b.icmp_signed("<", part, count), work, done)
+    b.position_at_end(work)
+    second = slot if with_slot else count
+    context.call_internal_no_propagate(b, compiled.fndesc, compiled.signature, [part, second, *loaded])
+    b.branch(loop)
+    b.position_at_end(done)
+    b.ret_void()
+
+    data = builder.bitcast(frame, opaque)
+    team = builder.select(builder.icmp_signed("<", parts, threads), parts, threads)
+    with builder.if_else(builder.icmp_signed(">", team, one)) as (several, single):
+        with several:
+            runner_type = ir.FunctionType(ir.VoidType(), [task.type, opaque, unsigned, unsigned])
+            runner = builder.module.globals.get(_SYMBOL) or ir.Function(builder.module, runner_type, _SYMBOL)
+            builder.call(runner, [task, data, builder.trunc(team, unsigned), ir.Constant(unsigned, 0)])
+        with single:
+            builder.call(task, [data])
+
+
+launch = _launcher(
+    "Call ``body(part, parts, *args)`` for every part on at most `threads` threads, and wait.",
+    with_slot=False,
+)
+launch_tasks = _launcher(
+    """Call ``body(task, slot, *args)`` for every task on at most `threads` threads, and wait.
+
+    `slot` is less than `threads` and different for threads that run at the same time: it picks a thread's own scratch
+    memory. Which slot a task gets differs from call to call, so that memory may carry nothing from task to task.
+    """,
+    with_slot=True,
+)

@@ -1,0 +1,252 @@
+"""Moves images and filters between tensors of any layout and the dense blocks that the register tile reads and writes.
+
+A **slab** is a box of one image's pixels, padding included, with the channels of a pixel side by side:
+``slab[depth, row, column, channel]`` in the accumulation type. ``pack_slab`` fills it from a tensor with any strides;
+outside the image it writes zeros, so that nothing after it tests for an edge. A **panel** is the result for some pixels
+and one register tile's width of filters, ``panel[pixel, filter]``; ``finish_panel`` applies the epilogue in place and
+``store_panel`` writes it to a tensor with any strides. **Packed filters** are ``[filter / width][tap][channel][width]``.
+
+Where the channels are not innermost in the tensor, squares of one vector's length a side are transposed in registers
+(18 ns for 16 x 16 floats, measured), through a small staging buffer where the type has to be converted too.
+"""
+
+from __future__ import annotations
+
+from .epilogue import activate
+from .jit import kernel
+from .memory import cast, load, pointer, same_type, size_of, store
+from .microkernel import lanes, transpose
+
+COLUMNS = 64  # pixels that are staged at once; the staging buffer has one row of them for each lane
+_LANES_32, _LANES_64 = lanes(4), lanes(8)
+
+
+def staging_elements() -> int:
+    """Elements of the staging buffer that `pack_slab` and `store_panel` need: rows of pixels and one square."""
+    return _LANES_32 * (COLUMNS + _LANES_32)
+
+
+@kernel
+def _zero(dst, start, stop, like):
+    for i in range(start, stop):
+        dst[i] = cast(0, like)
+
+
+@kernel
+def pack_row(src, base, sc, sw, channels, count, dst_address, pitch, stage_address, like, acc):
+    """Write `count` pixels of `channels` channels: ``dst[w * pitch + c] = src[base + c * sc + w * sw]``."""
+    dst, stage = pointer(dst_address, acc), pointer(stage_address, acc)
+    size = size_of(acc)
+    side = _LANES_32 if size == 4 else _LANES_64
+    x = pointer(src, like)
+    if sc == 1 or channels == 1:
+        if sw == channels and pitch == channels:
+            for i in range(count * channels):
+                dst[i] = cast(load(x, base + i), acc)
+        else:
+            for w in range(count):
+                for c in range(channels):
+                    dst[w * pitch + c] = cast(load(x, base + w * sw + c), acc)
+        return
+    whole = channels // side * side if count >= 4 else 0
+    square = stage_address + side * COLUMNS * size
+    direct = sw == 1 and same_type(like, acc)
+    for c0 in range(0, whole, side):
+        for w0 in range(0, count, COLUMNS):
+            width = min(COLUMNS, count - w0)
+            if not direct:
+                for i in range(side):
+                    at = base + (c0 + i) * sc + w0 * sw
+                    if sw == 1:
+                        for w in range(width):
+                            stage[i * COLUMNS + w] = cast(load(x, at + w), acc)
+                    else:
+                        for w in range(width):
+                            stage[i * COLUMNS + w] = cast(load(x, at + w * sw), acc)
+            for j in range(0, width, side):
+                to = dst_address + ((w0 + j) * pitch + c0) * size
+                valid = min(side, width - j)
+                if direct and valid < side:
+                    # A vector read of the last columns would pass the row's end, perhaps the tensor's.
+                    for i in range(side):
+                        for w in range(valid):
+                            stage[i * COLUMNS + j + w] = cast(load(x, base + (c0 + i) * sc + w0 + j + w), acc)
+                at, row = stage_address + j * size, COLUMNS
+                if direct and valid == side:
+                    at, row = src + (base + c0 * sc + w0 + j) * size, sc
+                if valid == side:
+                    transpose(acc, at, row, to, pitch)
+                else:
+                    transpose(acc, at, row, square, side)
+                    part = pointer(square, acc)
+                    for w in range(valid):
+                        for i in range(side):
+                            dst[(w0 + j + w) * pitch + c0 + i] = part[w * side + i]
+    if sw == 1:
+        for c in range(whole, channels):
+            at = base + c * sc
+            for w in range(count):
+                dst[w * pitch + c] = cast(load(x, at + w), acc)
+    else:
+        for c in range(whole, channels):
+            at = base + c * sc
+            for w in range(count):
+                dst[w * pitch + c] = cast(load(x, at + w * sw), acc)
+
+
+@kernel
+def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc):
+    """Fill a slab with pixels ``origin .. origin + counts`` of an image; zeros where that is outside.
+
+    Parameters
+    ----------
+    src, slab, stage : int
+        Addresses of the tensor, the slab and the staging buffer.
+    base : int
+        Element offset of the image's (and group's) first pixel.
+    sizes, origin, counts : (int, int, int)
+        D, H, W of the image; of the slab's first pixel in it, which may be negative; of the slab.
+    strides : (int, int, int, int)
+        C, D, H, W of the tensor, in elements.
+    like, acc
+        Tokens of the tensor's type and of the accumulation type.
+    """
+    size = size_of(acc)
+    out = pointer(slab, acc)
+    first = min(max(0, -origin[2]), counts[2])
+    last = max(min(counts[2], sizes[2] - origin[2]), first)
+    row = 0
+    for i in range(counts[0]):
+        d = origin[0] + i
+        for j in range(counts[1]):
+            h = origin[1] + j
+            start = row * channels
+            if d < 0 or d >= sizes[0] or h < 0 or h >= sizes[1]:
+                _zero(out, start, start + counts[2] * channels, acc)
+            else:
+                _zero(out, start, start + first * channels, acc)
+                _zero(out, start + last * channels, start + counts[2] * channels, acc)
+                at = base + d * strides[1] + h * strides[2] + (origin[2] + first) * strides[3]
+                to = slab + (start + first * channels) * size
+                pack_row(
+                    src, at, strides[0], strides[3], channels, last - first, to, channels, stage, like, acc
+                )
+            row += counts[2]
+
+
+@kernel
+def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like, acc):
+    """Pack one group's filters into `panels` panels of `width` filters, zero beyond the last filter.
+
+    `sizes` is (filters, channels, channels of a block, taps) and `strides` those of filters and channels in `w`. Within
+    a panel the channels come in blocks; within a block tap by tap, channel by channel. `taps` is the address of the
+    taps' element offsets in `w`. Part `part` does every `parts`-th panel.
+    """
+    k_count, c_count, block, count = sizes
+    k_stride, c_stride = strides
+    src, dst, offsets = pointer(w, like), pointer(out, acc), pointer(taps, 0)
+    for panel in range(part, panels, parts):
+        at = panel * count * c_count * width
+        k0 = panel * width
+        valid = min(width, k_count - k0)
+        for c0 in range(0, c_count, block):
+            last = min(c0 + block, c_count)
+            for t in range(count):
+                for c in range(c0, last):
+                    from_ = k0 * k_stride + c * c_stride + offsets[t]
+                    for j in range(valid):
+                        dst[at + j] = cast(load(src, from_ + j * k_stride), acc)
+                    for j in range(valid, width):
+                        dst[at + j] = cast(0, acc)
+                    at += width
+
+
+@kernel
+def finish_panel(panel, pixels, width, alpha, bias, code, parameter, acc):
+    """In place: ``act(alpha * panel + bias)``; `bias` is the address of `width` values or 0; code 0 is no activation."""
+    t = pointer(panel, acc)
+    scale = cast(alpha, acc)
+    if bias != 0:
+        b = pointer(bias, acc)
+        if code == 1:
+            for i in range(pixels):
+                for j in range(width):
+                    v = scale * t[i * width + j] + b[j]
+                    t[i * width + j] = cast(0, acc) if v <= 0 else v
+            return
+        for i in range(pixels):
+            for j in range(width):
+                t[i * width + j] = scale * t[i * width + j] + b[j]
+    elif alpha != 1:
+        for i in range(pixels * width):
+            t[i] *= scale
+    activate_panel(panel, pixels * width, code, parameter, acc)
+
+
+@kernel
+def activate_panel(panel, count, code, parameter, acc):
+    """In place: the activation of `count` values."""
+    t = pointer(panel, acc)
+    if code == 1:
+        for i in range(count):
+            t[i] = cast(0, acc) if t[i] <= 0 else t[i]
+    elif code != 0:
+        for i in range(count):
+            t[i] = activate(code, parameter, t[i])
+
+
+@kernel
+def add_panel(panel, width, rows, columns, z, base, strides, valid, beta, like, acc):
+    """``panel += beta * z`` for the pixels and filters of `store_panel`."""
+    t, src, scale = pointer(panel, acc), pointer(z, like), cast(beta, acc)
+    sk, sp, sq = strides
+    for p in range(rows):
+        for q in range(columns):
+            i = (p * columns + q) * width
+            at = base + p * sp + q * sq
+            for k in range(valid):
+                t[i + k] += scale * cast(load(src, at + k * sk), acc)
+
+
+@kernel
+def store_panel(panel, width, rows, columns, y, base, strides, valid, stage_address, like, acc):
+    """``y[base + k * sk + p * sp + q * sq] = panel[p * columns + q, k]`` for `valid` filters.
+
+    `strides` is (sk, sp, sq). The panel must have one vector's length of readable pixels after its last.
+    """
+    sk, sp, sq = strides
+    t, dst, stage = pointer(panel, acc), pointer(y, like), pointer(stage_address, acc)
+    size = size_of(acc)
+    side = _LANES_32 if size == 4 else _LANES_64
+    if sq == 1 and sp == columns:
+        rows, columns = 1, rows * columns  # the rows follow each other in y as they do in the panel
+    if sk == 1:
+        for p in range(rows):
+            for q in range(columns):
+                i, at = (p * columns + q) * width, base + p * sp + q * sq
+                for k in range(valid):
+                    store(dst, at + k, t[i + k])
+        return
+    direct = sq == 1 and same_type(like, acc)
+    for p in range(rows):
+        for k0 in range(0, valid, side):
+            ks = min(side, valid - k0)
+            for q0 in range(0, columns, COLUMNS):
+                qs = min(COLUMNS, columns - q0)
+                at = base + k0 * sk + p * sp + q0 * sq
+                done = 0
+                from_ = panel + ((p * columns + q0) * width + k0) * size
+                if direct and ks == side:
+                    done = qs // side * side
+                    for j in range(0, done, side):
+                        transpose(acc, from_ + j * width * size, width, y + (at + j) * size, sk)
+                for j in range(done, qs, side):
+                    transpose(acc, from_ + j * width * size, width, stage_address + j * size, COLUMNS)
+                if sq == 1:
+                    for k in range(ks):
+                        for q in range(done, qs):
+                            store(dst, at + k * sk + q, stage[k * COLUMNS + q])
+                else:
+                    for k in range(ks):
+                        for q in range(done, qs):
+                            store(dst, at + k * sk + q * sq, stage[k * COLUMNS + q])
