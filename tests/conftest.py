@@ -1,0 +1,48 @@
+"""What all tests share: no setting or tuned row of the user's steers them, and folders give their tests a mark.
+
+Compiled CPU kernels are kept in ``.cache/tests`` from run to run; timings found by an earlier run are not. Triton reads
+TRITON_INTERPRET when it is imported, so the kernels' interpreter tests are collected in a run of their own, as
+``make test`` does: ``TRITON_INTERPRET=1 pytest tests/interpreter``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parent / ".cache" / "tests"
+
+for name in [name for name in os.environ if name.startswith("LUCIDNN_")]:
+    del os.environ[name]
+os.environ["LUCIDNN_CACHE_DIR"] = str(CACHE)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore = [] if INTERPRETED else ["interpreter"]
+
+# A first call compiles, so there is no deadline; under CI the same examples every time, so that a red run is about the
+# change and not about luck. Elsewhere each run looks at new ones.
+hypothesis.settings.register_profile(
+    "lucidnn", deadline=None, derandomize="CI" in os.environ, print_blob=True
+)
+hypothesis.settings.load_profile("lucidnn")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # once, not in every xdist worker
+        for rows in CACHE.glob("tuned-*"):
+            rows.unlink()
+
+
+def pytest_report_header() -> str:
+    return f"triton kernels: {'interpreted' if INTERPRETED else 'compiled'}; cache: {CACHE}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for folder in ("gpu", "interpreter"):
+            if (HERE / folder) in item.path.parents:
+                item.add_marker(folder)
