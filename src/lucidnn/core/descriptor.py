@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import InvalidArgument
@@ -78,18 +79,32 @@ def channels_last_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (n, inner[-1], *inner[:-1])
 
 
+def is_dense(shape: Sequence[Any], strides: Sequence[Any], channels_last: bool = False) -> bool:
+    """Whether strides are those of a dense tensor; axes of length one do not count. Takes symbolic sizes too."""
+    order = [*range(2, len(shape))]
+    order = [0, *order, 1] if channels_last else [0, 1, *order][: len(shape)]
+    step: Any = 1
+    for axis in reversed(order):
+        if shape[axis] == 0:
+            return True
+        if shape[axis] != 1 and strides[axis] != step:
+            return any(n == 0 for n in shape)
+        step = step * shape[axis]
+    return True
+
+
+def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether a tensor counts as channels-last: dense so, and not also dense in logical order."""
+    return 3 <= len(shape) <= 5 and not is_dense(shape, strides) and is_dense(shape, strides, channels_last=True)
+
+
 @functools.lru_cache(maxsize=4096)
 def _normalised(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     """Strides with meaningless entries filled in, and the layout's name."""
     names = _LAYOUTS.get(len(shape), ("", ""))
-    numel = math.prod(shape)
-
-    def same(candidate: tuple[int, ...]) -> bool:
-        return numel == 0 or all(n == 1 or s == c for n, s, c in zip(shape, strides, candidate, strict=True))
-
-    if same(contiguous_strides(shape)):
+    if is_dense(shape, strides):
         return contiguous_strides(shape), names[0]
-    if names[1] and same(channels_last_strides(shape)):
+    if is_channels_last(shape, strides):
         return channels_last_strides(shape), names[1]
     # An axis of length one is never stepped along; stride 1 keeps the text form unique.
     return tuple(1 if n == 1 else s for n, s in zip(shape, strides, strict=True)), "strided"

@@ -7,6 +7,7 @@ remembered by the faces under a flat key of what the call looks like (`memo`), s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,7 +15,7 @@ import importlib.metadata
 import json
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,9 @@ class Plan:
 
     def launch(self, tensors: tuple[Any, ...], device: Any, workspace: Any = None) -> None:
         """Run on inputs and outputs in the order of ``problem.inputs + problem.outputs`` (not checked)."""
+        if _observers:
+            for seen in _observers:
+                seen.append(self)
         if self._idle:
             return
         if workspace is None and self.workspace_size:
@@ -127,6 +131,20 @@ class Plan:
             raise InvalidArgument("workspace", f"{workspace.numel() * workspace.element_size()} bytes", f"{self.workspace_size} bytes")
         tensors = tuple(pack[role] for role in self.problem.tensors)
         self.launch(tensors, tensors[0].device, workspace)
+
+
+_observers: list[list[Plan]] = []
+
+
+@contextlib.contextmanager
+def observe() -> Iterator[list[Plan]]:
+    """Collect every plan launched inside the block, by any thread (a backward pass runs on others), in order."""
+    seen: list[Plan] = []
+    _observers.append(seen)
+    try:
+        yield seen
+    finally:
+        _observers[:] = [other for other in _observers if other is not seen]
 
 
 def _consider(problem: Problem, engine: Engine, settings: Settings) -> Candidate:

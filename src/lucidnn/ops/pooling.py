@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
@@ -165,6 +165,23 @@ class MaxPoolBwd(_MaxPool):
         )
         shape = (*dy.shape[:2], *(max(n, 0) for n in sizes))
         return {"dx": TensorDescriptor.make(dy.dtype, shape, output_layout(shape, dy))}
+
+    def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
+        """An index names a point that its window really holds."""
+        if role != "index":
+            return super().sample(role, tensors, shape, generator)
+        import torch
+
+        sizes = tensors["dx"].shape[2:]
+        place = torch.zeros(shape, dtype=torch.int64)
+        for axis, (n, r, s, p, d) in enumerate(zip(sizes, self.window, self.stride, self.padding, self.dilation, strict=True)):
+            q = shape[2 + axis]
+            start = (torch.arange(q) * s - p[0]).reshape(-1, *[1] * (len(sizes) - 1 - axis))
+            first = ((-start).clamp(min=0) + d - 1) // d
+            last = ((n - 1 - start) // d).clamp(max=r - 1)
+            tap = first + (torch.rand(shape, generator=generator) * (last - first + 1)).long()
+            place = place * r + tap if self.index_type == "u8" else place * n + start + tap * d
+        return place
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,221 @@
+"""How an operation becomes a framework operator: schema, kernel, fake function, gradient; one mechanism for all.
+
+Every operator ``torch.ops.lucidnn.NAME`` is an `Op`. It is reached by two roads that end in the same kernel:
+
+* through the framework's dispatcher, whenever something has to see the call: compilation, tracing, fake tensors,
+  functorch transforms, tensor subclasses, torch-function or dispatch modes, forward-mode differentiation;
+* directly from Python when nothing does, because each trip through the dispatcher into Python costs microseconds.
+
+Gradients of all operators go through one `torch.autograd.Function`, whose backward calls other operators of the
+library, so that a second backward works by the same means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+from ..core import plan as planning
+from ..core import settings
+from ..core.descriptor import TensorDescriptor, is_channels_last
+from ..core.errors import InvalidArgument
+from ..core.operation import Epilogue, Operation
+from ..core.plan import Plan
+from ..core.problem import Problem
+from ..core.target import Target
+
+library = torch.library.Library("lucidnn", "DEF")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_plans: dict[Any, Plan] = {}
+
+
+def unseen(tensors: Sequence[Any]) -> bool:
+    """Whether no part of the framework needs to see a call on these tensors (None entries are skipped)."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    ):
+        return False
+    for t in tensors:  # noqa: SIM110  (a loop is twice as fast as all() over a generator)
+        if t is not None and (type(t) not in _PLAIN or t.is_neg()):
+            return False
+    return True
+
+
+class Op:
+    """One operator.
+
+    Parameters
+    ----------
+    schema : str
+        Tensors come first, then attributes.
+    tensors : int
+        Number of leading tensor arguments (optional ones included).
+    kernel : callable
+        Computes on real tensors, for every device.
+    fake : callable
+        Shapes, types and strides only.
+    backward : callable
+        ``backward(needs, args, outputs, grads)`` gives a gradient (or None) for each of the leading tensors.
+    saves_output : callable, optional
+        ``saves_output(args)``: whether backward reads the output.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        tensors: int,
+        kernel: Callable[..., Any],
+        fake: Callable[..., Any],
+        backward: Callable[..., Any],
+        saves_output: Callable[..., bool] = lambda args: False,
+    ):
+        self.name = schema.partition("(")[0]
+        self.tensors, self.kernel, self.backward, self.saves_output = tensors, kernel, backward, saves_output
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for key in ("CPU", "CUDA"):
+            library.impl(self.name, kernel, key)
+        library.impl(self.name, self._differentiable, "Autograd")
+        torch.library.register_fake(f"lucidnn::{self.name}", fake, lib=library)
+        self.overload = getattr(torch.ops.lucidnn, self.name).default
+
+    def __call__(self, *args: Any) -> Any:
+        tensors = args[: self.tensors]
+        if not unseen(tensors):
+            return self.overload(*args)
+        if torch.is_grad_enabled():
+            for t in tensors:
+                if t is not None and t.requires_grad:
+                    return Differentiable.apply(self, *args)
+        return self.kernel(*args)
+
+    def _differentiable(self, *args: Any) -> Any:
+        """What the dispatcher calls where gradients may be wanted."""
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[: self.tensors]):
+            return Differentiable.apply(self, *args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.overload(*args)
+
+
+class Differentiable(torch.autograd.Function):
+    """The gradient of every operator of the library."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, *args: Any) -> Any:
+        tensors = args[: op.tensors]
+        if unseen(tensors):
+            result = op.kernel(*args)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                result = op.overload(*args)
+        outputs = result if isinstance(result, tuple) else (result,)
+        ctx.op, ctx.attributes, ctx.settings = op, args[op.tensors :], settings.current()
+        ctx.kept = len(outputs) if op.saves_output(args) else 0
+        ctx.save_for_backward(*tensors, *outputs[: ctx.kept])
+        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        op = ctx.op
+        if grads[0] is None:
+            return (None,) * (1 + op.tensors + len(ctx.attributes))
+        saved = ctx.saved_tensors
+        args, outputs = (*saved[: op.tensors], *ctx.attributes), saved[op.tensors :]
+        needs = ctx.needs_input_grad[1 : 1 + op.tensors]
+        if ctx.settings is settings.current():
+            found = op.backward(needs, args, outputs, grads)
+        else:  # other settings than the forward's are in force here, perhaps because this is another thread
+            with settings.using(ctx.settings):
+                found = op.backward(needs, args, outputs, grads)
+        return (None, *found, *(None,) * len(ctx.attributes))
+
+
+def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation, dict[str, Any]]]) -> Any:
+    """Launch the plan for a call, building it where this kind of call is new.
+
+    Parameters
+    ----------
+    key : hashable
+        Operation name and attributes: with the tensors' looks and the settings it decides the problem.
+    tensors : sequence of tensor or None
+        Inputs in the operation's order.
+    describe : callable
+        Gives the operation and the further arguments of `Problem.create` on a miss: ``tensors`` (role to tensor or
+        descriptor, outputs may be among them), ``epilogue``, ``math``, ``engine``.
+    """
+    looks: list[Any] = [key, settings.current()]
+    inputs = []
+    addresses = 0
+    for t in tensors:
+        if t is None:
+            looks.append(None)
+        else:
+            looks += (t.shape, t.stride(), t.dtype, t.device)
+            addresses |= t.data_ptr()
+            inputs.append(t)
+    if addresses & 15:
+        looks += [t.data_ptr() & 15 for t in inputs]
+    full = tuple(looks)
+    plan = _plans.get(full)
+    if plan is None:
+        plan = _build(*describe())
+        planning.remember(_plans, full, plan)
+    return plan(*inputs)
+
+
+def _build(op: Operation, given: dict[str, Any]) -> Plan:
+    first = next(iter(given["tensors"].values()))
+    described = {}
+    for role, t in given["tensors"].items():
+        if isinstance(t, torch.Tensor):
+            if t.device != first.device:
+                raise InvalidArgument(role, f"a tensor on {t.device}", f"{first.device}, where {next(iter(given['tensors']))} is")
+            t = TensorDescriptor.of(t)
+        if t is not None:
+            described[role] = t
+    problem = Problem.create(op, described, Target.of(first.device), given.get("epilogue", Epilogue()), given.get("math"))
+    chosen = settings.current()
+    if given.get("engine"):
+        with settings.using(engine=given["engine"]) as chosen:
+            pass
+    return planning.select(problem, chosen, first.device)
+
+
+def last(t: torch.Tensor) -> bool:
+    """Whether a tensor (fake ones too) is channels-last and not also channels-first."""
+    return is_channels_last(t.shape, t.stride())
+
+
+def new_empty(like: torch.Tensor, shape: Sequence[Any], channels_last: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Uninitialised tensor in one of the two dense layouts, for fake functions: sizes may be symbolic."""
+    if not channels_last:
+        return like.new_empty(shape, dtype=dtype)
+    order = [0, *range(2, len(shape)), 1]
+    back = [0, len(shape) - 1, *range(1, len(shape) - 1)]
+    return like.new_empty([shape[i] for i in order], dtype=dtype).permute(back)
+
+
+def tuple_of(value: Any, count: int, name: str) -> tuple[int, ...]:
+    """A number or a sequence of `count` numbers, as a tuple of that many.
+
+    Examples
+    --------
+    >>> tuple_of(2, 3, "stride"), tuple_of([1, 2], 2, "stride")
+    ((2, 2, 2), (1, 2))
+    """
+    if isinstance(value, (int, torch.SymInt)):
+        return (value,) * count  # type: ignore[return-value]
+    values = tuple(value) if isinstance(value, (tuple, list)) else None
+    if values is None or len(values) not in (1, count) or not all(isinstance(v, (int, torch.SymInt)) for v in values):
+        raise InvalidArgument(name, repr(value), f"a whole number, or {count} of them")
+    return values * count if len(values) == 1 else values  # type: ignore[return-value]

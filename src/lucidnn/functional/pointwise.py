@@ -1,0 +1,94 @@
+"""Pointwise operations on tensors: the operators, their gradients, and `relu`."""
+
+from __future__ import annotations
+
+import torch
+
+from ..core.errors import InvalidArgument, NotSupported
+from ..core.operation import Epilogue
+from ..ops.pointwise import PointwiseBwd, PointwiseFwd
+from ._library import Op, run
+
+PIECEWISE_LINEAR = ("identity", "relu", "clipped_relu", "leaky_relu")
+
+
+def from_output_suffices(activation: str, parameter: float) -> bool:
+    """Whether the activation's slope can be told from its output."""
+    return activation in ("identity", "relu", "clipped_relu") or (activation == "leaky_relu" and parameter > 0)
+
+
+def _dense_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)  # keeps dense strides in any order, else row-major: as `lucidnn.ops.pointwise.like` does
+
+
+def _fwd_kernel(x, bias, z, alpha, beta, activation, parameter):
+    def describe():
+        epilogue = Epilogue(alpha, beta, activation, parameter)
+        return PointwiseFwd(), {"tensors": {"x": x, "bias": bias, "z": z}, "epilogue": epilogue}
+
+    return run(("pointwise_fwd", alpha, beta, activation, parameter), (x, bias, z), describe)
+
+
+def _fwd_backward(needs, args, outputs, grads):
+    x, bias, z, alpha, beta, activation, parameter = args
+    (dy,) = grads
+    if activation != "identity":
+        source = outputs[0] if outputs else pointwise_fwd(x, bias, z, alpha, beta, "identity", 0.0)
+        dy = pointwise_bwd(dy, source, 1.0, activation, parameter)
+    from .convolution import conv_bgrad  # the sum over all but the channel axis is the convolutions' too
+
+    dx = (dy if alpha == 1.0 else alpha * dy).to(x.dtype) if needs[0] else None
+    db = conv_bgrad(dy).to(bias.dtype) if needs[1] else None
+    dz = (beta * dy).to(z.dtype) if needs[2] else None
+    return dx, db, dz
+
+
+def _bwd_kernel(dy, x, alpha, activation, parameter):
+    def describe():
+        return PointwiseBwd(), {"tensors": {"dy": dy, "x": x}, "epilogue": Epilogue(alpha, 0.0, activation, parameter)}
+
+    return run(("pointwise_bwd", alpha, activation, parameter), (dy, x), describe)
+
+
+def _bwd_backward(needs, args, outputs, grads):
+    dy, x, alpha, activation, parameter = args
+    (ddx,) = grads
+    if needs[1] and activation not in PIECEWISE_LINEAR:
+        raise NotSupported(f"the second derivative of {activation}; accepted: {', '.join(PIECEWISE_LINEAR)}")
+    ddy = pointwise_bwd(ddx, x, alpha, activation, parameter) if needs[0] else None
+    return ddy, torch.zeros_like(x) if needs[1] else None
+
+
+pointwise_fwd = Op(
+    "pointwise_fwd(Tensor x, Tensor? bias, Tensor? z, float alpha, float beta, str activation, float parameter) -> Tensor",
+    3,
+    _fwd_kernel,
+    lambda x, bias, z, alpha, beta, activation, parameter: _dense_like(x),
+    _fwd_backward,
+    saves_output=lambda args: args[5] != "identity" and from_output_suffices(args[5], args[6]),
+)
+pointwise_bwd = Op(
+    "pointwise_bwd(Tensor dy, Tensor x, float alpha, str activation, float parameter) -> Tensor",
+    2,
+    _bwd_kernel,
+    lambda dy, x, alpha, activation, parameter: _dense_like(x),
+    _bwd_backward,
+)
+
+
+def relu(input: torch.Tensor) -> torch.Tensor:
+    """``max(input, 0)``, elementwise; NaN stays NaN.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        Any shape and strides; float64, float32, float16 or bfloat16.
+
+    Examples
+    --------
+    >>> relu(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([0., 0., 2.])
+    """
+    if not isinstance(input, torch.Tensor):
+        raise InvalidArgument("input", type(input).__name__, "a torch tensor")
+    return pointwise_fwd(input, None, None, 1.0, 0.0, "relu", 0.0)
