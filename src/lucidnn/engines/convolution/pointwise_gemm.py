@@ -1,0 +1,125 @@
+"""``conv.pointwise_gemm``: a 1x1 convolution, or a linear layer, as the plain matrix product that it is.
+
+Method: with one tap, no stride and no padding, a convolution of dense tensors is ``y = x w^T`` over (points, channels)
+matrices where channels are innermost or there is one point, and ``y[n] = w x[n]`` image by image where points are
+innermost. No data is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's. Limits: the epilogue
+is what a BLAS call can do (alpha, and one of bias or beta * z); the filter gradient needs a matrix form of x and dy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...core.descriptor import TensorDescriptor
+from ...core.engine import Config, Engine, Refusals, Run
+from ...core.heuristics import roofline
+from ...core.problem import Problem
+from ...ops.convolution import Geometry
+
+
+class PointwiseGemm(Engine):
+    """One BLAS call in each direction."""
+
+    name = "conv.pointwise_gemm"
+    operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+    targets = ("cpu", "cuda", "hip")
+    notes = frozenset({"tensor_core"})
+
+    def refusals(self, problem: Problem) -> list[str]:
+        r = Refusals()
+        g = Geometry.of(problem)
+        tensors = [t for _, t in problem.items]
+        r.require(not problem.is_empty, "tensors with elements", "an empty one")
+        kinds = ("f64", "f32", "bf16", "f16")
+        r.require(len({t.dtype for t in tensors}) == 1 and tensors[0].dtype in kinds, f"one type of {', '.join(kinds)}",
+                  ", ".join(sorted({t.dtype for t in tensors})))  # fmt: skip
+        r.require(g.filter == (1, 1, 1), "a 1x1 filter", "x".join(map(str, g.filter)))
+        r.require(g.stride == (1, 1, 1), "stride 1", g.stride)
+        r.require(g.pad == g.pad_after == (0, 0, 0), "no padding", (g.pad, g.pad_after))
+        r.require(g.G == 1, "groups = 1", g.G)
+        r.require(problem.epilogue.activation == "identity", "no activation", problem.epilogue.activation)
+        r.require(not {"bias", "z"} <= set(problem.inputs), "bias or z, not both", "both")
+        layouts = {_layout(t) for role, t in problem.items if role != "bias"} - {"either"}
+        r.require(len(layouts) <= 1 and "strided" not in layouts, "dense tensors in one layout",
+                  ", ".join(f"{role} {t.layout}" for role, t in problem.items if role != "bias"))  # fmt: skip
+        if problem.op.name == "conv_wgrad":
+            r.require("first" not in layouts, "channels-last tensors or a single point", g.x.layout)
+        if problem.target.is_gpu and tensors[0].dtype == "f32":
+            # BLAS follows a flag of its own; asked for here so that the mode of the problem is kept.
+            allowed = "tf32" if torch._C._get_cublas_allow_tf32() else "ieee"
+            r.require(allowed == problem.math, f"the framework's matrix products in {problem.math} arithmetic", allowed)
+        return r
+
+    def cost(self, problem: Problem, config: Config) -> float:
+        g = Geometry.of(problem)
+        points = math.prod(g.x.shape[2:]) * g.N
+        # Thin products starve the units: a side shorter than a tile of 64 fills it in part only.
+        fill = min(g.C, 64) * min(g.K, 64) * min(points, 64) / 64**3
+        return roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64))
+
+    def build(self, problem: Problem, config: Config) -> Run:
+        g = Geometry.of(problem)
+        e = problem.epilogue
+        order = list(problem.tensors)
+        by_image = any(_layout(t) == "first" for t in problem.tensors.values())
+        left, turn_left, right, turn_right = _PRODUCTS[problem.op.name, by_image]
+        a, b, out = order.index(left), order.index(right), len(order) - 1
+        (sa, ta), (sb, tb) = _matrix(left, g, by_image, turn_left), _matrix(right, g, by_image, turn_right)
+        so, to = _matrix(order[out], g, by_image)
+        if not {"z", "bias"} & set(order) and e.alpha == 1.0:
+            multiply = torch.bmm if by_image else torch.mm
+
+            def run(t: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
+                multiply(t[a].as_strided(sa, ta), t[b].as_strided(sb, tb), out=t[out].as_strided(so, to))
+
+            return run
+        # BLAS adds one more matrix: z, the bias spread over the points, or (times zero) the output itself.
+        added, beta, (sx, tx) = out, 0.0, (so, to)
+        if "z" in order:
+            added, beta = order.index("z"), e.beta
+        elif "bias" in order:
+            added, beta, tx = order.index("bias"), 1.0, (0, 1, 0) if by_image else (0, 1)
+        multiply_add = torch.baddbmm if by_image else torch.addmm
+
+        def run_added(t: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
+            third = t[added].as_strided(sx, tx)
+            operands = t[a].as_strided(sa, ta), t[b].as_strided(sb, tb)
+            multiply_add(third, *operands, beta=beta, alpha=e.alpha, out=t[out].as_strided(so, to))
+
+        return run_added
+
+
+# (direction, image by image) -> left operand, transposed?, right operand, transposed?
+_PRODUCTS = {
+    ("conv_fprop", False): ("x", False, "w", True),
+    ("conv_dgrad", False): ("dy", False, "w", False),
+    ("conv_wgrad", False): ("dy", True, "x", False),
+    ("conv_fprop", True): ("w", False, "x", False),
+    ("conv_dgrad", True): ("w", True, "dy", False),
+}
+
+
+def _layout(t: TensorDescriptor) -> str:
+    if t.layout != "strided" and math.prod(t.shape[2:]) == 1:
+        return "either"
+    return "last" if t.is_channels_last else "first" if t.is_contiguous else "strided"
+
+
+def _matrix(role: str, g: Geometry, by_image: bool, turned: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of a tensor as the matrix, or the stack of one matrix an image, that the product sees."""
+    points = math.prod(g.x.shape[2:])
+    if role in ("w", "dw"):
+        size, step = (g.K, g.C), (g.C, 1)
+        if by_image:
+            size, step = (g.N, *size), (0, *step)
+    else:
+        channels = g.C if role in ("x", "dx") else g.K
+        if by_image:
+            size, step = (g.N, channels, points), (channels * points, points, 1)
+        else:
+            size, step = (g.N * points, channels), (channels, 1)
+    if turned:
+        size, step = (*size[:-2], size[-1], size[-2]), (*step[:-2], step[-1], step[-2])
+    return size, step
