@@ -1,0 +1,1 @@
+"""The command line: info, explain, bench, verify, train. Nothing else in the package prints."""
