@@ -29,7 +29,7 @@ about a microsecond each. Many small integers are best packed into one int64 par
 """
 
 from .epilogue import ACTIVATIONS, DEFAULT_PARAMETERS, activate, activate_grad
-from .jit import cache_directory, kernel
+from .jit import cache_directory, jitable, kernel, separate
 from .memory import accumulator, cast, load, pointer, store, token
 from .pool import launch, launch_tasks, threads
 
@@ -41,11 +41,13 @@ __all__ = [
     "activate_grad",
     "cache_directory",
     "cast",
+    "jitable",
     "kernel",
     "launch",
     "launch_tasks",
     "load",
     "pointer",
+    "separate",
     "store",
     "threads",
     "token",

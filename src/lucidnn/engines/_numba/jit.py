@@ -20,17 +20,23 @@ import contextlib
 import functools
 import getpass
 import hashlib
+import importlib
 import inspect
 import os
 import stat
 import tempfile
 from pathlib import Path
 
+import llvmlite.binding
 import numba
+from llvmlite import ir
+from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache, _CacheLocator
+from numba.extending import intrinsic, register_jitable
 from platformdirs import user_cache_dir
 
 FASTMATH = {"contract", "reassoc", "nsz"}
+_OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
 
 
 def _usable(directory: Path) -> bool:
@@ -112,6 +118,17 @@ class _CacheFiles(CompileResultCacheImpl):
         self._locator = _Locator(function, path)
         self._filename_base = self.get_filename_base(f"{Path(path).stem}.{function.__qualname__}", "")
 
+    def reduce(self, cres):
+        return sorted(_needs(cres.library), key=repr), super().reduce(cres)
+
+    def rebuild(self, target_context, payload):
+        # The machine code names the separately compiled kernels that it calls: they must be there before it is linked.
+        needed, code = payload
+        for module, name, argument_types in needed:
+            callee = getattr(importlib.import_module(module), name)
+            _provide(getattr(callee, "dispatcher", callee), argument_types)
+        return super().rebuild(target_context, code)
+
 
 class _Cache(FunctionCache):
     _impl_class = _CacheFiles
@@ -130,6 +147,9 @@ class _Cache(FunctionCache):
 def kernel(function):
     """Compile `function` for the CPU on its first call, or load it from disk.
 
+    Called from another kernel it is linked into that one and compiled again with it, which lets it be inlined; see
+    `separate` for the alternative.
+
     Parameters
     ----------
     function : callable
@@ -140,6 +160,85 @@ def kernel(function):
     numba.core.registry.CPUDispatcher
         The compiled function; call it from Python or from another kernel.
     """
-    dispatcher = numba.njit(nogil=True, fastmath=FASTMATH, error_model="numpy", boundscheck=False)(function)
+    dispatcher = numba.njit(nogil=True, **_OPTIONS)(function)
     dispatcher._cache = NullCache() if cache_directory() is None else _Cache(function)
     return dispatcher
+
+
+def jitable(function):
+    """Let kernels call `function`: it is compiled as part of each kernel that does, and cached with it."""
+    return register_jitable(**_OPTIONS)(function)
+
+
+def _provide(dispatcher, argument_types) -> str:
+    """Compile or load a kernel for these types and make its address known to the linker; gives the name."""
+    key = (dispatcher, argument_types)
+    name = _provided.get(key)
+    if name is None:
+        dispatcher.compile(argument_types)
+        compiled = dispatcher.overloads[argument_types]
+        function = dispatcher.py_func
+        stamp = hashlib.sha256(f"{_digest(inspect.getfile(function))}{argument_types}".encode()).hexdigest()[
+            :16
+        ]
+        name = f"lucidnn.{function.__module__}.{function.__qualname__}.{stamp}"
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        llvmlite.binding.add_symbol(name, address)
+        _provided[key] = name
+    return name
+
+
+_provided: dict[tuple, str] = {}
+
+
+def _needs(library) -> set[tuple]:
+    """What `call_separately` noted on a library and on those linked into it."""
+    found = set(getattr(library, "_lucidnn_needs", ()))
+    for linked in library._linking_libraries:
+        found |= _needs(linked)
+    return found
+
+
+def call_separately(context, builder, dispatcher, argument_types, values):
+    """Emit a call of a kernel's own machine code, by name, instead of linking the kernel into the caller."""
+    name = _provide(dispatcher, argument_types)
+    function = dispatcher.py_func
+    library = context.active_code_library
+    noted = getattr(library, "_lucidnn_needs", set())
+    library._lucidnn_needs = noted | {(function.__module__, function.__name__, argument_types)}
+    result = dispatcher.overloads[argument_types].signature.return_type
+    convention = context.call_conv
+    kind = convention.get_function_type(result, argument_types)
+    callee = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    _, value = convention.call_function(builder, callee, result, argument_types, values)
+    return value
+
+
+def separate(function):
+    """Like `kernel`, for large functions: kernels call its own machine code, compiled once, never inlined.
+
+    Without this every kernel on a chain of calls compiles all those below it again. Called from kernels only; the module
+    must keep the result under the function's own name.
+    """
+    dispatcher = kernel(function)
+
+    def typing(typingctx, *arguments):
+        given = tuple(types.unliteral(argument) for argument in arguments)
+        chosen = types.Dispatcher(dispatcher).get_call_type(typingctx, given, {})
+
+        def codegen(context, builder, signature, values):
+            cast = [
+                context.cast(builder, value, have, want)
+                for value, have, want in zip(values, signature.args, chosen.args, strict=True)
+            ]
+            return call_separately(context, builder, dispatcher, chosen.args, cast)
+
+        return chosen.return_type(*arguments), codegen
+
+    typing.__doc__ = function.__doc__
+    names = ["typingctx", *inspect.signature(function).parameters]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    typing.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore
+    result = intrinsic(typing)
+    result.dispatcher = dispatcher
+    return result

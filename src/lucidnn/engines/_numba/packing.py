@@ -13,7 +13,7 @@ Where the channels are not innermost in the tensor, squares of one vector's leng
 from __future__ import annotations
 
 from .epilogue import activate
-from .jit import kernel
+from .jit import jitable, separate
 from .memory import cast, load, pointer, same_type, size_of, store
 from .microkernel import lanes, transpose
 
@@ -26,13 +26,13 @@ def staging_elements() -> int:
     return _LANES_32 * (COLUMNS + _LANES_32)
 
 
-@kernel
+@jitable
 def _zero(dst, start, stop, like):
     for i in range(start, stop):
         dst[i] = cast(0, like)
 
 
-@kernel
+@separate
 def pack_row(src, base, sc, sw, channels, count, dst_address, pitch, stage_address, like, acc):
     """Write `count` pixels of `channels` channels: ``dst[w * pitch + c] = src[base + c * sc + w * sw]``."""
     dst, stage = pointer(dst_address, acc), pointer(stage_address, acc)
@@ -94,7 +94,7 @@ def pack_row(src, base, sc, sw, channels, count, dst_address, pitch, stage_addre
                 dst[w * pitch + c] = cast(load(x, at + w * sw), acc)
 
 
-@kernel
+@separate
 def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc):
     """Fill a slab with pixels ``origin .. origin + counts`` of an image; zeros where that is outside.
 
@@ -134,7 +134,7 @@ def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, 
             row += counts[2]
 
 
-@kernel
+@separate
 def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like, acc):
     """Pack one group's filters into `panels` panels of `width` filters, zero beyond the last filter.
 
@@ -161,7 +161,7 @@ def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like,
                     at += width
 
 
-@kernel
+@separate
 def finish_panel(panel, pixels, width, alpha, bias, code, parameter, acc):
     """In place: ``act(alpha * panel + bias)``; `bias` is the address of `width` values or 0; code 0 is no activation."""
     t = pointer(panel, acc)
@@ -183,7 +183,7 @@ def finish_panel(panel, pixels, width, alpha, bias, code, parameter, acc):
     activate_panel(panel, pixels * width, code, parameter, acc)
 
 
-@kernel
+@separate
 def activate_panel(panel, count, code, parameter, acc):
     """In place: the activation of `count` values."""
     t = pointer(panel, acc)
@@ -195,7 +195,7 @@ def activate_panel(panel, count, code, parameter, acc):
             t[i] = activate(code, parameter, t[i])
 
 
-@kernel
+@separate
 def add_panel(panel, width, rows, columns, z, base, strides, valid, beta, like, acc):
     """``panel += beta * z`` for the pixels and filters of `store_panel`."""
     t, src, scale = pointer(panel, acc), pointer(z, like), cast(beta, acc)
@@ -208,7 +208,7 @@ def add_panel(panel, width, rows, columns, z, base, strides, valid, beta, like, 
                 t[i + k] += scale * cast(load(src, at + k * sk), acc)
 
 
-@kernel
+@separate
 def store_panel(panel, width, rows, columns, y, base, strides, valid, stage_address, like, acc):
     """``y[base + k * sk + p * sp + q * sq] = panel[p * columns + q, k]`` for `valid` filters.
 

@@ -31,6 +31,8 @@ from numba.core import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+from .jit import call_separately
+
 # The name compiled kernels refer to; cached machine code is linked to it anew in each process.
 _SYMBOL = "lucidnn_parallel"
 
@@ -119,7 +121,7 @@ def _launcher(documentation: str, with_slot: bool):
         signature = types.void(body, types.intp, types.intp, args)
 
         def codegen(context, builder, signature, values):
-            _emit_launch(context, builder, body.dispatcher.overloads[wanted], args.types, values, with_slot)
+            _emit_launch(context, builder, body.dispatcher, wanted, args.types, values, with_slot)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -128,14 +130,13 @@ def _launcher(documentation: str, with_slot: bool):
     return intrinsic(typing)
 
 
-def _emit_launch(context, builder, compiled, given_types, values, with_slot: bool) -> None:
+def _emit_launch(context, builder, body, taken_types, given_types, values, with_slot: bool) -> None:
     _, parts, threads, args = values
-    context.active_code_library.add_linking_library(compiled.library)
     word, unsigned = ir.IntType(64), ir.IntType(32)
     opaque = ir.IntType(8).as_pointer()
     arguments = [
         context.cast(builder, builder.extract_value(args, i), given, taken)
-        for i, (given, taken) in enumerate(zip(given_types, compiled.signature.args[2:], strict=True))
+        for i, (given, taken) in enumerate(zip(given_types, taken_types[2:], strict=True))
     ]
 
     # The frame, which every thread reads: the next part, the next slot, the number of parts, the arguments.
@@ -166,7 +167,7 @@ def _emit_launch(context, builder, compiled, given_types, values, with_slot: boo
     b.cbranch(b.icmp_signed("<", part, count), work, done)
     b.position_at_end(work)
     second = slot if with_slot else count
-    context.call_internal_no_propagate(b, compiled.fndesc, compiled.signature, [part, second, *loaded])
+    call_separately(context, b, body, taken_types, [part, second, *loaded])
     b.branch(loop)
     b.position_at_end(done)
     b.ret_void()

@@ -1,0 +1,430 @@
+"""Direct convolution on a CPU: forward and data gradient, blocked for registers and caches, nothing unfolded.
+
+Method. The filters are packed once a call. Then each task (an image, a group, a block of output pixels, some of the
+filters) copies the input pixels it needs into a slab of its thread's scratch memory, zero-padded, channels innermost,
+converted to the accumulation type, and runs the register tile of `lucidnn.engines._numba.microkernel` over it:
+14 output pixels by two vectors of filters stay in registers while the loop runs over filter taps and channels. Where the
+taps of a filter row are neighbours in the slab, row and channels are one run, so that three input channels fill the loop
+as well as three hundred. The result passes through the epilogue in the first-level cache on its way out.
+
+The data gradient is the same kernel. With stride s the pixels of dx fall into s classes an axis, by position modulo s;
+each class meets its own subset of the taps, always the same one, and is a stride-1 convolution of dy with those taps.
+
+Cost. The arithmetic of the definition at 90 % of the machine's rate, plus one copy of the input (more by the overlap of
+blocks) and of the filters. Scratch: the packed filters and below 1 MB a thread.
+
+Limits. Few filters waste the tile's width; 1x1 filters are a plain matrix product, which `conv.im2col_gemm` hands to BLAS.
+
+After Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import torch
+
+from ...core.engine import Engine, Refusals
+from ...core.heuristics import roofline
+from ...ops.convolution import Geometry
+from .. import _numba as nb
+from .._numba.jit import jitable, kernel, separate
+from .._numba.memory import cast, load, pointer, size_of
+from .._numba.microkernel import lanes, multiply_narrow, multiply_wide, rows_limit
+from .._numba.packing import (
+    activate_panel,
+    add_panel,
+    finish_panel,
+    pack_filters,
+    pack_slab,
+    staging_elements,
+    store_panel,
+)
+
+ALIGN = 64
+SCRATCH_PIXELS = 256  # pixels of a task: 32 KB of float32 results for one panel of filters
+SLAB_BYTES = 384 << 10  # leaves room in a 1 MB second-level cache for filters and results
+PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and again
+
+# The integers that the kernels read, in this order, at the head of one table; the records of phases and taps follow.
+FIELDS = ["groups", "c_count", "k_count", "in_d", "in_h", "in_w", "src_n", "src_c", "src_d", "src_h", "src_w", "out_n", "out_k", "add_n", "add_k", "blocks_d", "blocks_h", "blocks_w", "splits", "block_d", "block_h", "block_w", "step_d", "step_h", "step_w", "low_d", "low_h", "low_w", "span_d", "span_h", "span_w", "width", "panels", "c_block", "slab", "panel", "slot", "code", "has_z", "phases", "tasks", "pack_parts", "filters", "biases", "w_k", "w_c", "w_group"]
+(
+    GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, SRC_N, SRC_C, SRC_D, SRC_H, SRC_W, OUT_N, OUT_K, ADD_N, ADD_K,
+    BLOCKS_D, BLOCKS_H, BLOCKS_W, SPLITS, BLOCK_D, BLOCK_H, BLOCK_W, STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W,
+    SPAN_D, SPAN_H, SPAN_W, WIDTH, PANELS, C_BLOCK, SLAB, PANEL, SLOT, CODE, HAS_Z, PHASES,
+    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP,
+) = range(len(FIELDS))  # fmt: skip
+# A phase: size of its output grid; its first element and strides in y and in z; its packed filters; its taps twice, as
+# the tile runs them (offsets into the slab) and as they are packed (offsets into w).
+PHASE_FIELDS = (
+    ["size_d", "size_h", "size_w", "y_base", "y_d", "y_h", "y_w", "z_base", "z_d", "z_h", "z_w", "start", "count", "steps", "runs", "taps", "sources"]
+)
+(
+    P_D, P_H, P_W, Y_BASE, Y_D, Y_H, Y_W, Z_BASE, Z_D, Z_H, Z_W, START, COUNT, STEPS, RUNS, TAPS, SOURCES,
+) = range(len(PHASE_FIELDS))  # fmt: skip
+_HEAD, _PHASE = len(FIELDS), len(PHASE_FIELDS)
+_ROWS = rows_limit()
+_VECTOR = lanes(1)  # bytes
+
+
+@jitable
+def _tile_rows(count, tile):
+    """Rows of tile number `tile` when `count` pixels are split evenly into as few tiles as possible."""
+    tiles = (count + _ROWS - 1) // _ROWS
+    return count * (tile + 1) // tiles - count * tile // tiles
+
+
+@separate
+def _multiply(like, width, rows, a, a_m, taps, count, steps, b, c, add):
+    if width * size_of(like) > _VECTOR:
+        multiply_wide(like, rows, a, a_m, 1, taps, count, steps, b, c, add)
+    else:
+        multiply_narrow(like, rows, a, a_m, 1, taps, count, steps, b, c, add)
+
+
+@kernel
+def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, acc, out):
+    """One task: for every phase, pack the slab, then panel by panel multiply, finish and store."""
+    t, f = pointer(table, 0), pointer(scalars, 0.0)
+    size = size_of(acc)
+    scratch += slot * t[SLOT] * size
+    slab, panel = scratch, scratch + t[SLAB] * size
+    stage = panel + t[PANEL] * size
+    split, rest = task % t[SPLITS], task // t[SPLITS]
+    w0, rest = rest % t[BLOCKS_W] * t[BLOCK_W], rest // t[BLOCKS_W]
+    h0, rest = rest % t[BLOCKS_H] * t[BLOCK_H], rest // t[BLOCKS_H]
+    d0, rest = rest % t[BLOCKS_D] * t[BLOCK_D], rest // t[BLOCKS_D]
+    group, n = rest % t[GROUPS], rest // t[GROUPS]
+    channels, width, block = t[C_COUNT], t[WIDTH], t[C_BLOCK]
+    first, last = t[PANELS] * split // t[SPLITS], t[PANELS] * (split + 1) // t[SPLITS]
+    base = n * t[SRC_N] + group * channels * t[SRC_C]
+    sizes = (t[IN_D], t[IN_H], t[IN_W])
+    strides = (t[SRC_C], t[SRC_D], t[SRC_H], t[SRC_W])
+    origin = (d0 * t[STEP_D] - t[LOW_D], h0 * t[STEP_H] - t[LOW_H], w0 * t[STEP_W] - t[LOW_W])
+    # All phases read the same pixels: one slab serves them.
+    counts = (t[SPAN_D], t[SPAN_H], t[SPAN_W])
+    pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc)
+    pixel = t[STEP_W] * channels
+    for phase in range(t[PHASES]):
+        p = pointer(table + (_HEAD + phase * _PHASE) * 8, 0)
+        ds, hs, ws = min(t[BLOCK_D], p[P_D] - d0), min(t[BLOCK_H], p[P_H] - h0), min(t[BLOCK_W], p[P_W] - w0)
+        if ds <= 0 or hs <= 0 or ws <= 0:
+            continue
+        taps, count, steps = table + p[TAPS] * 8, p[RUNS], p[STEPS]
+        tiles = (ws + _ROWS - 1) // _ROWS
+        pixels = ds * hs * ws
+        depth = p[COUNT] * channels
+        for k in range(first, last):
+            weights = filters + (p[START] + (group * t[PANELS] + k) * depth * width) * size
+            if count == 0:
+                values = pointer(panel, acc)
+                for i in range(pixels * width):
+                    values[i] = cast(0, acc)
+            else:
+                for c0 in range(0, channels, block):
+                    run = steps if block == channels else min(block, channels - c0)
+                    b = weights + c0 * count * width * size if block != channels else weights
+                    c = panel
+                    for d in range(ds):
+                        for h in range(hs):
+                            row = (d * t[STEP_D] * counts[1] + h * t[STEP_H]) * counts[2] * channels + c0
+                            done = 0
+                            for tile in range(tiles):
+                                rows = _tile_rows(ws, tile)
+                                a = slab + (row + done * pixel) * size
+                                _multiply(acc, width, rows, a, pixel, taps, count, run, b, c, c0)
+                                done += rows
+                                c += rows * width * size
+            k0 = k * width
+            valid = min(width, t[K_COUNT] - k0)
+            channel = group * t[K_COUNT] + k0
+            offset = 0 if bias == 0 else bias + (group * t[PANELS] + k) * width * size
+            code = 0 if t[HAS_Z] else t[CODE]
+            finish_panel(panel, pixels, width, f[0], offset, code, f[2], acc)
+            for d in range(ds):
+                part = panel + d * hs * ws * width * size
+                if t[HAS_Z]:
+                    at = n * t[ADD_N] + channel * t[ADD_K] + p[Z_BASE]
+                    at += (d0 + d) * p[Z_D] + h0 * p[Z_H] + w0 * p[Z_W]
+                    add_panel(part, width, hs, ws, z, at, (t[ADD_K], p[Z_H], p[Z_W]), valid, f[1], out, acc)
+                    activate_panel(part, hs * ws * width, t[CODE], f[2], acc)
+                at = n * t[OUT_N] + channel * t[OUT_K] + p[Y_BASE]
+                at += (d0 + d) * p[Y_D] + h0 * p[Y_H] + w0 * p[Y_W]
+                store_panel(part, width, hs, ws, y, at, (t[OUT_K], p[Y_H], p[Y_W]), valid, stage, out, acc)
+
+
+@kernel
+def _pack(part, parts, table, w, bias, filters, packed_bias, like, bias_like, acc):
+    """Pack the filters of every group and phase, and the bias."""
+    t = pointer(table, 0)
+    width, panels = t[WIDTH], t[PANELS]
+    for phase in range(t[PHASES]):
+        p = pointer(table + (_HEAD + phase * _PHASE) * 8, 0)
+        for group in range(t[GROUPS]):
+            to = filters + (p[START] + group * panels * p[COUNT] * t[C_COUNT] * width) * size_of(acc)
+            from_ = w + group * t[W_GROUP] * size_of(like)
+            sizes = (t[K_COUNT], t[C_COUNT], t[C_BLOCK], p[COUNT])
+            strides = (t[W_K], t[W_C])
+            pack_filters(
+                part, parts, from_, to, sizes, strides, panels, width, table + p[SOURCES] * 8, like, acc
+            )
+    if bias != 0 and part == 0:
+        b, target = pointer(bias, bias_like), pointer(packed_bias, acc)
+        for group in range(t[GROUPS]):
+            for k in range(panels * width):
+                value = cast(load(b, group * t[K_COUNT] + min(k, t[K_COUNT] - 1)), acc)
+                target[group * panels * width + k] = value
+
+
+@kernel
+def _convolve(table, scalars, src, w, bias, z, y, scratch, threads, like, bias_like, acc, out):
+    """Pack the filters, then run the tasks. `bias` and `z` are 0 where there is none."""
+    t = pointer(table, 0)
+    filters = (scratch + ALIGN - 1) // ALIGN * ALIGN
+    biases = filters + t[FILTERS] * size_of(acc)
+    rest = biases + t[BIASES] * size_of(acc)
+    nb.launch(_pack, t[PACK_PARTS], threads, (table, w, bias, filters, biases, like, bias_like, acc))
+    used = biases if bias != 0 else 0
+    nb.launch_tasks(
+        _task, t[TASKS], threads, (table, scalars, src, filters, used, z, y, rest, like, acc, out)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axis:
+    """One spatial axis: for each class of output positions, its number of points and its taps (index, offset)."""
+
+    size: int  # of the source
+    step: int  # source points from one output point of a class to the next
+    low: int  # points before the source that the first output reads
+    spread: int  # output points from one point of a class to the next
+    phases: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]  # first output point, points, taps
+
+    @property
+    def points(self) -> int:
+        return max(count for _, count, _ in self.phases)
+
+    @property
+    def reach(self) -> int:
+        """Source points that one output point reads, first to last."""
+        return 1 + max((offset for _, _, taps in self.phases for _, offset in taps), default=0)
+
+    @classmethod
+    def forward(cls, size, points, taps, stride, pad, dilation) -> _Axis:
+        return cls(size, stride, pad, 1, ((0, points, tuple((r, r * dilation) for r in range(taps))),))
+
+    @classmethod
+    def backward(cls, size, points, taps, stride, pad, dilation) -> _Axis:
+        """Point h of dx (`size` points) gets tap r from point (h + pad - r dilation) / stride of dy where that is whole."""
+        found = []
+        for first in range(min(stride, size)):
+            reached = [divmod(first + pad - r * dilation, stride) for r in range(taps)]
+            hits = sorted((q, r) for r, (q, remainder) in enumerate(reached) if remainder == 0)
+            found.append((first, -(-(size - first) // stride), hits))
+        low = max([0, *(-q for _, _, hits in found for q, _ in hits)])
+        phases = tuple((first, count, tuple((r, q + low) for q, r in hits)) for first, count, hits in found)
+        return cls(points, 1, low, stride, phases)
+
+
+def _even(total: int, limit: int, unit: int = 1) -> int:
+    """Size of the parts when `total` is cut evenly into as few parts as possible of at most `limit` (at least `unit`)."""
+    pieces = -(-total // max(min(limit, total), 1))
+    return min(total, -(-(-(-total // pieces)) // unit) * unit)
+
+
+class _Plan:
+    """Everything about one problem that does not change from call to call, down to the kernel's table."""
+
+    def __init__(self, problem):
+        g = Geometry.of(problem)
+        forward = problem.op.name == "conv_fprop"
+        make = _Axis.forward if forward else _Axis.backward
+        self.axes = [
+            make(*numbers)
+            for numbers in zip(g.in_size, g.out_size, g.filter, g.stride, g.pad, g.dilation, strict=True)
+        ]
+        source, target = (g.x, g.y) if forward else (g.y, g.x)
+        self.acc = "f64" if "f64" in (source.dtype, target.dtype) else "f32"
+        self.itemsize = 8 if self.acc == "f64" else 4
+        self.processors = problem.target.processors
+        self.channels, self.filters = (g.C // g.G, g.K // g.G) if forward else (g.K // g.G, g.C // g.G)
+        self.taps = math.prod(g.filter)
+        self._block(g)
+        self._tabulate(problem, g, forward)
+
+    def _block(self, g: Geometry) -> None:
+        """Choose the tile's width, the block of channels, and the block of output pixels of a task."""
+        lane = lanes(self.itemsize)
+        vectors = -(-self.filters // lane)
+        self.width = lane if vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
+        self.panels = -(-self.filters // self.width)
+        limit = PANEL_BYTES // (self.taps * self.width * self.itemsize)
+        self.c_block = self.channels if limit >= self.channels else _even(self.channels, max(limit, 16), 16)
+
+        d, h, w = (axis.points for axis in self.axes)
+
+        def spans(block):
+            return tuple((b - 1) * a.step + a.reach for b, a in zip(block, self.axes, strict=True))
+
+        def fits(block):
+            return math.prod(spans(block)) * self.channels * self.itemsize <= SLAB_BYTES
+
+        pixels = SCRATCH_PIXELS * 4 // self.itemsize
+        least = 4 * _ROWS
+        block = [1, 1, _even(w, pixels)]
+        while block[2] > least and not fits(block):
+            block[2] = _even(w, block[2] // 2, _ROWS)
+        for axis, points in ((1, h), (0, d)):
+            if block[axis + 1] < self.axes[axis + 1].points:
+                break
+            per = math.prod(block)
+            block[axis] = _even(points, max(pixels // per, 1))
+            while block[axis] > 1 and math.prod(block) > least and not fits(block):
+                block[axis] = _even(points, block[axis] // 2)
+
+        def tasks():
+            return g.N * g.G * math.prod(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
+
+        # Enough tasks that no thread waits long for the last one: smaller blocks, then a share of the filters each.
+        wanted = 3 * self.processors if self.processors > 1 else 1
+        for axis in (0, 1):
+            while tasks() < wanted and block[axis] > 1 and math.prod(block) > 2 * least:
+                block[axis] = _even((d, h)[axis], -(-block[axis] // 2))
+        self.splits = max(1, min(self.panels, -(-wanted // tasks())))
+        self.block, self.spans = tuple(block), spans(block)
+        self.blocks = tuple(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
+        self.tasks = tasks() * self.splits
+
+    def _tabulate(self, problem, g: Geometry, forward: bool) -> None:
+        source, target = (g.x_strides, g.y_strides) if forward else (g.y_strides, g.x_strides)
+        w_k, w_c, *w_taps = g.w_strides
+        z = problem.tensors.get("z")
+        add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
+        phases = list(itertools.product(*(axis.phases for axis in self.axes)))
+        phase_size = self.panels * self.width * self.channels * g.G
+        records, tables, start = [], [], 0
+        place = _HEAD + len(phases) * _PHASE
+        for phase in phases:
+            first = [p[0] for p in phase]
+            combinations = list(itertools.product(*(p[2] for p in phase)))
+            sources = [sum(r * s for (r, _), s in zip(c, w_taps, strict=True)) for c in combinations]
+            offsets = [
+                ((d * self.spans[1] + h) * self.spans[2] + w) * self.channels
+                for (_, d), (_, h), (_, w) in combinations
+            ]
+            row = [w for _, w in phase[2][2]]
+            steps, runs = self.channels, offsets
+            if (
+                self.c_block == self.channels and row == list(range(row[0], row[0] + len(row)))
+                if row
+                else False
+            ):
+                # The taps of a row are neighbours in the slab: one run of steps covers them.
+                steps, runs = self.channels * len(row), offsets[:: len(row)]
+            records += [p[1] for p in phase]
+            for strides in (target, add):
+                records.append(sum(f * s for f, s in zip(first, strides[2:], strict=True)))
+                records += [s * a.spread for s, a in zip(strides[2:], self.axes, strict=True)]
+            records += [start, len(offsets), steps, len(runs), place, place + len(runs)]
+            tables += runs + sources
+            place += len(runs) + len(sources)
+            start += phase_size * len(offsets)
+
+        def aligned(elements: int) -> int:
+            return -(-elements // (ALIGN // self.itemsize)) * (ALIGN // self.itemsize)
+
+        lane = lanes(self.itemsize)
+        self.filter_elements = aligned(start)
+        self.bias_elements = aligned(g.G * self.panels * self.width)
+        slab = aligned(math.prod(self.spans) * self.channels)
+        panel = aligned((math.prod(self.block) + lane) * self.width)
+        self.slot_elements = slab + panel + aligned(staging_elements())
+        epilogue = problem.epilogue
+        values = [
+            g.G, self.channels, self.filters, *(axis.size for axis in self.axes), *source, *target[:2], *add[:2],
+            *self.blocks, self.splits, *self.block, *(axis.step for axis in self.axes),
+            *(axis.low for axis in self.axes), *self.spans, self.width, self.panels, self.c_block, slab, panel,
+            self.slot_elements, nb.ACTIVATIONS[epilogue.activation], int(z is not None), len(phases),
+            self.tasks, min(self.panels, 4 * self.processors), self.filter_elements, self.bias_elements,
+            *((w_k, w_c) if forward else (w_c, w_k)), g.K // g.G * w_k,
+        ]  # fmt: skip
+        assert len(values) == _HEAD
+        self.table = torch.tensor(values + records + tables, dtype=torch.int64)
+        self.scalars = torch.tensor([epilogue.alpha, epilogue.beta, epilogue.parameter], dtype=torch.float64)
+
+    @property
+    def workspace(self) -> int:
+        elements = self.filter_elements + self.bias_elements + self.processors * self.slot_elements
+        return ALIGN + elements * self.itemsize
+
+
+_plan = functools.lru_cache(maxsize=256)(_Plan)
+
+
+class Direct(Engine):
+    """Blocked direct convolution: forward and data gradient."""
+
+    name = "conv.direct"
+    operations = ("conv_fprop", "conv_dgrad")
+    targets = ("cpu",)
+    notes = frozenset({"runtime_compilation"})
+
+    def refusals(self, problem):
+        r = Refusals()
+        types = ("f64", "f32", "f16", "bf16")
+        r.require(not problem.is_empty, "tensors with elements", "an empty one")
+        for role, tensor in problem.tensors.items():
+            r.require(tensor.dtype in types, f"{role} of type {', '.join(types)}", tensor.dtype)
+        z, out = problem.tensors.get("z"), problem[problem.outputs[0]]
+        if z is not None:
+            r.require(z.dtype == out.dtype, f"z of the output's type {out.dtype}", z.dtype)
+        return r
+
+    def workspace_size(self, problem, config):
+        return _plan(problem).workspace
+
+    def cost(self, problem, config):
+        plan = _plan(problem)
+        padded = problem.flops * plan.panels * plan.width / plan.filters
+        packed = plan.tasks * math.prod(plan.spans) * plan.channels + plan.filter_elements
+        return roofline(
+            problem,
+            flops=padded,
+            bytes=problem.bytes + 2 * packed * plan.itemsize,
+            compute_efficiency=0.85,
+            launches=2,
+            dtype=plan.acc,
+        )
+
+    def build(self, problem, config):
+        plan = _plan(problem)
+        roles = problem.inputs
+        like, acc = nb.token(problem[roles[0]].dtype), nb.token(plan.acc)
+        out = nb.token(problem[problem.outputs[0]].dtype)
+        bias_like = nb.token(problem["bias"].dtype) if "bias" in roles else acc
+        bias_at = roles.index("bias") if "bias" in roles else None
+        z_at = roles.index("z") if "z" in roles else None
+        table, scalars, processors, threads = plan.table, plan.scalars, plan.processors, nb.threads
+        table_at, scalars_at = table.data_ptr(), scalars.data_ptr()
+
+        def run(tensors, workspace, keep=(table, scalars)):
+            _convolve(
+                table_at,
+                scalars_at,
+                tensors[0].data_ptr(),
+                tensors[1].data_ptr(),
+                0 if bias_at is None else tensors[bias_at].data_ptr(),
+                0 if z_at is None else tensors[z_at].data_ptr(),
+                tensors[-1].data_ptr(),
+                workspace.data_ptr(),
+                min(threads(), processors),
+                like,
+                bias_like,
+                acc,
+                out,
+            )
+
+        return run
