@@ -8,9 +8,9 @@ the function a plan calls.
 Three ways to run one and the same list:
 
 * compiled ahead of time for the problem's target through ``triton.compile`` (no GPU is asked for anything, so
-  this also works where there is none), specialised as Triton's own just-in-time path would: pointers and
-  integers that are multiples of 16 are marked so, an integer 1 becomes a constant, integers beyond 32 bits
-  are passed as 64-bit;
+  this also works where there is none), specialised as Triton's own just-in-time path would, only finer: the
+  power of two up to 16 that divides an address or a number is made known (there: 16 or nothing), an integer 1
+  becomes a constant, integers beyond 32 bits are passed as 64-bit;
 * started through the compiled kernel's own launcher: per call only the addresses are filled into a copied
   argument list. A kernel is loaded once for each device that calls it; several threads and stream capture are
   fine;
@@ -33,10 +33,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lucidnn.core.descriptor import TensorDescriptor
-from lucidnn.core.engine import Config, Engine, Run
-from lucidnn.core.problem import Problem
-from lucidnn.core.target import Target
+from ...core.descriptor import TensorDescriptor
+from ...core.engine import Config, Engine, Run
+from ...core.problem import Problem
+from ...core.target import Target
+from ...ops.activation import ACTIVATIONS
 
 TYPES = {
     "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8e4m3": "fp8e4nv", "f8e5m2": "fp8e5",
@@ -108,21 +109,21 @@ class Launch:
         """
         signature: dict[str, str] = {}
         constants: dict[tuple[int, ...], Any] = {}
-        attributes: dict[tuple[int, ...], list] = {}
+        attributes: dict[tuple[int, ...], list[list]] = {}
         for index, name in enumerate(self.kernel.arg_names):
-            kind, aligned = "constexpr", False
+            kind, divisor = "constexpr", 1
             if name in self.constexprs:
                 constants[(index,)] = self.constexprs[name]
             else:
                 value = self.args[name]
-                kind, aligned = _specialise(value, problem.tensors)
+                kind, divisor = _specialise(value, problem.tensors)
                 if kind == "constexpr":
                     constants[(index,)] = None if isinstance(value, str) else value
             signature[name] = kind
-            if aligned:
-                attributes[(index,)] = [["tt.divisibility", 16]]
+            if divisor > 1:
+                attributes[(index,)] = [["tt.divisibility", divisor]]
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
-        facts = (tuple(signature.items()), tuple(constants.items()), tuple(attributes), *options.values())
+        facts = (tuple(signature.items()), tuple(constants.items()), str(attributes), *options.values())
         key = (self.kernel, facts, problem.target.kind, problem.target.arch)
         with _lock:
             compiled = _compiled.get(key) if memo else None
@@ -145,19 +146,47 @@ def gpu_target(target: Target) -> GPUTarget:
     return GPUTarget("hip", target.arch, 64 if target.arch.startswith("gfx9") else 32)
 
 
-def _specialise(value: Argument, tensors: Mapping[str, TensorDescriptor]) -> tuple[str, bool]:
-    """Type in the kernel's signature, and whether address or number is known to be a multiple of 16."""
+def _specialise(value: Argument, tensors: Mapping[str, TensorDescriptor]) -> tuple[str, int]:
+    """Type in the kernel's signature, and the power of two, at most 16, that is known to divide address or
+    number.
+    """
     if isinstance(value, str):
         if value not in tensors:
-            return "constexpr", False
-        return "*" + TYPES[tensors[value].dtype], tensors[value].alignment % 16 == 0
+            return "constexpr", 1
+        return "*" + TYPES[tensors[value].dtype], tensors[value].alignment
     if isinstance(value, Slice):
-        return "*" + TYPES[value.dtype], value.offset % 16 == 0
+        return "*" + TYPES[value.dtype], _power_of_two(value.offset)
     if isinstance(value, Real):
-        return TYPES[value.dtype], False
+        return TYPES[value.dtype], 1
     if value is None or value == 1:
-        return "constexpr", False
-    return ("i32" if -_INT32 - 1 <= value <= _INT32 else "i64"), value % 16 == 0
+        return "constexpr", 1
+    return ("i32" if -_INT32 - 1 <= value <= _INT32 else "i64"), _power_of_two(value)
+
+
+def _power_of_two(number: int) -> int:
+    """Largest power of two, at most 16, that divides a number.
+
+    Examples
+    --------
+    >>> _power_of_two(24), _power_of_two(0), _power_of_two(-3)
+    (8, 16, 1)
+    """
+    return min(number & -number, 16) or 16
+
+
+def blend(problem: Problem) -> dict[str, Argument]:
+    """Arguments `alpha`, `beta`, `parameter` of the epilogue's `finish`; None where a factor is 1 or a term
+    absent.
+    """
+    epilogue = problem.epilogue
+    dtype = "f64" if problem.items[0][1].dtype == "f64" else "f32"
+    return {
+        "alpha": None if epilogue.alpha == 1.0 else Real(epilogue.alpha, dtype),
+        "beta": None if epilogue.beta in (0.0, 1.0) else Real(epilogue.beta, dtype),
+        "parameter": None
+        if ACTIVATIONS[epilogue.activation].parameter is None
+        else Real(epilogue.parameter, dtype),
+    }
 
 
 class Program:
@@ -219,7 +248,7 @@ class Program:
     def _interpret(self, tensors: tuple[Any, ...], workspace: Any) -> None:
         import torch
 
-        from lucidnn.core.descriptor import DTYPES
+        from ...core.descriptor import DTYPES
 
         named = {role: tensor for (role, _), tensor in zip(self.problem.items, tensors, strict=True)}
         for launch in self.launches:
@@ -255,7 +284,7 @@ def _loaded(launch: Launch, problem: Problem, device: int) -> Any:
 
 
 def _step(launch: Launch, problem: Problem, device: int) -> tuple:
-    """What `_start` needs: the function, its arguments before and after the stream, and where addresses go."""
+    """What `_start` needs: the function, its arguments around the stream, and where addresses go."""
     order = {role: index for index, (role, _) in enumerate(problem.items)}
     kernel = _loaded(launch, problem, device)
     values: list[Any] = []

@@ -1,0 +1,77 @@
+"""What a compiled kernel needs and uses: registers, spills, shared memory, matrix instructions. No GPU is asked.
+
+For NVIDIA GPUs the numbers come from the machine code, through the disassemblers that Triton's own package carries;
+for AMD GPUs from the assembly text.  For tests and for a reader's curiosity; nothing at run time depends on it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+
+_MATRIX = re.compile(
+    r"\b(HMMA|HGMMA|IMMA|DMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA)\b|\b(v_mfma\w*|v_smfmac\w*|v_wmma\w*)"
+)
+_COPY = re.compile(r"\b(LDGSTS|UTMALDG|UBLKCP)\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """Facts of one compiled kernel.
+
+    Attributes
+    ----------
+    registers : int
+        A thread's.
+    spills : int
+        Instructions that move a register to or from local memory.
+    shared : int
+        Bytes a block.
+    matrix : dict of str to int
+        Matrix instructions and how often they stand in the code.
+    async_copies : int
+        Copies to shared memory that bypass the registers.
+    """
+
+    registers: int
+    spills: int
+    shared: int
+    matrix: dict[str, int]
+    async_copies: int
+
+
+def resources(kernel: Any) -> Resources:
+    """Facts of a ``CompiledKernel``.
+
+    Raises
+    ------
+    FileNotFoundError
+        Triton's package has no disassembler.
+    """
+    if kernel.metadata.target.backend == "hip":
+        code = kernel.asm["amdgcn"]
+        registers = sum(int(n) for n in re.findall(r"\.(?:vgpr|agpr)_count:\s*(\d+)", code))
+        spills = sum(int(n) for n in re.findall(r"\.vgpr_spill_count:\s*(\d+)", code))
+    else:
+        tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            code = _output(tools / "nvdisasm", "-c", file.name)
+            usage = _output(tools / "cuobjdump", "-res-usage", file.name)
+        registers = max(int(n) for n in re.findall(r"REG:(\d+)", usage))
+        spills = len(re.findall(r"\b(?:STL|LDL)\b", code))
+    matrix = collections.Counter(a or b for a, b in _MATRIX.findall(code))
+    copies = len(_COPY.findall(code))
+    return Resources(registers, spills, kernel.metadata.shared, dict(matrix), copies)
+
+
+def _output(*command: Any) -> str:
+    return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
