@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,16 +52,8 @@ class Refusals(list[str]):
 class Engine(abc.ABC):
     """One algorithm on one kind of hardware.
 
-    Attributes
-    ----------
-    name : str
-        ``family.algorithm[_arch]``, unique.
-    operations : tuple of str
-        Names of the operations it takes part in.
-    targets : tuple of str
-        Kinds of `Target`: ``cpu``, ``cuda``, ``hip``.
-    notes : frozenset of str
-        Facts a user can filter by, from `NOTES`.
+    `name` is ``family.algorithm[_arch]`` and unique; `operations` are the names of those it takes part in; `targets`
+    the kinds of hardware (``cpu``, ``cuda``, ``hip``); `notes` facts that a user can filter by, from `NOTES`.
     """
 
     name: ClassVar[str]
@@ -96,10 +88,3 @@ class Engine(abc.ABC):
     def source(self) -> bytes:
         """This engine's own file: its hash is part of the tuned rows' key, so that an edit makes them stale."""
         return Path(sys.modules[type(self).__module__].__file__ or "").read_bytes()
-
-
-def concrete_engines(namespace: Mapping[str, object], module: str) -> Iterator[type[Engine]]:
-    """Engine classes defined in a module (not those it imports)."""
-    for value in namespace.values():
-        if isinstance(value, type) and issubclass(value, Engine) and value.__module__ == module and "name" in value.__dict__:
-            yield value

@@ -12,18 +12,19 @@ from collections.abc import Mapping, Sequence
 class LucidnnError(RuntimeError):
     """Base of every error that lucidnn raises on purpose."""
 
+    def __reduce__(self):  # built from its own fields, so that it crosses process borders
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+def _rebuild(cls: type[LucidnnError], message: str, fields: dict[str, object]) -> LucidnnError:
+    error = cls.__new__(cls, message)
+    error.__dict__.update(fields)
+    error.args = (message,)
+    return error
+
 
 class InvalidArgument(LucidnnError, ValueError):
-    """An argument's value is not acceptable.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument as the caller wrote it.
-    found : object
-        The offending value, printed with `str`.
-    accepted : str
-        What would have been accepted.
+    """An argument's value is not acceptable: its name, the value found, and what would have been accepted.
 
     Examples
     --------
@@ -33,14 +34,11 @@ class InvalidArgument(LucidnnError, ValueError):
 
     def __init__(self, argument: str, found: object, accepted: str):
         super().__init__(f"{argument}: found {found}; accepted: {accepted}")
-        self.argument, self.found, self.accepted = argument, found, accepted
-
-    def __reduce__(self):
-        return type(self), (self.argument, self.found, self.accepted)
+        self.argument, self.found, self.accepted = argument, str(found), accepted
 
 
 class ProblemSyntaxError(LucidnnError, ValueError):
-    """A problem line does not parse; the message points at the token.
+    """A problem line does not parse or is ill-formed; the message points at the token.
 
     Examples
     --------
@@ -54,31 +52,18 @@ class ProblemSyntaxError(LucidnnError, ValueError):
         super().__init__(f"{message}\n  {text}\n  {' ' * position}^")
         self.text, self.position, self.message = text, position, message
 
-    def __reduce__(self):
-        return type(self), (self.text, self.position, self.message)
-
 
 class UnknownEngine(LucidnnError, LookupError):
     """The engine named by the caller does not exist; the message lists near names."""
 
 
 class NotSupported(LucidnnError):
-    """No engine, or not the engine that was named, takes the problem.
-
-    Attributes
-    ----------
-    refusals : dict of str to sequence of str
-        Engine name to its reasons.
-    """
+    """No engine, or not the engine that was named, takes the problem; `refusals` maps engine names to reasons."""
 
     def __init__(self, message: str, refusals: Mapping[str, Sequence[str]] | None = None):
         self.refusals = {name: tuple(reasons) for name, reasons in (refusals or {}).items()}
-        self.summary = message
         lines = [f"  {name}: {reason}" for name, reasons in self.refusals.items() for reason in reasons]
         super().__init__("\n".join([message, *lines]))
-
-    def __reduce__(self):
-        return type(self), (self.summary, self.refusals)
 
 
 class DeviceUnavailable(LucidnnError):

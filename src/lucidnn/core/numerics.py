@@ -13,7 +13,14 @@ from .problem import Problem
 
 # Unit roundoff of what an operand or result is rounded to.
 EXACT = ("u8", "i32", "i64")
-_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
+_ROUNDOFF = {
+    "f64": 2.0**-53,
+    "f32": 2.0**-24,
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "f8e4m3": 2.0**-4,
+    "f8e5m2": 2.0**-3,
+}
 
 
 def tolerance(problem: Problem, role: str) -> float:
@@ -76,7 +83,9 @@ def relative_error(out: Any, ref: Any) -> float:
 
     out, ref = out.double(), ref.double()
     strange = ~torch.isfinite(ref)
-    if bool((strange != ~torch.isfinite(out)).any()) or not torch.equal(out[strange].nan_to_num(), ref[strange].nan_to_num()):
+    if bool((strange != ~torch.isfinite(out)).any()) or not torch.equal(
+        out[strange].nan_to_num(), ref[strange].nan_to_num()
+    ):
         return math.inf
     out, ref = out[~strange], ref[~strange]
     scale = float(ref.norm())
@@ -84,7 +93,9 @@ def relative_error(out: Any, ref: Any) -> float:
     return difference / scale if scale else (0.0 if difference == 0 else math.inf)
 
 
-def disagreement(problem: Problem, outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[dict[str, float], str]:
+def disagreement(
+    problem: Problem, outputs: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[dict[str, float], str]:
     """Relative error of every output, and a sentence on the first that passes its bound ('' where none does)."""
     errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
     for role, error in errors.items():

@@ -49,7 +49,9 @@ def _read_bool(text: str) -> bool:
 
 def _read_pads(text: str) -> tuple[tuple[int, int], ...]:
     pairs = [part.split(":") for part in text.split(",")]
-    return tuple((int(p[0]), int(p[-1])) for p in pairs if len(p) <= 2 or int(":"))  # a third part is an error
+    return tuple(
+        (int(p[0]), int(p[-1])) for p in pairs if len(p) <= 2 or int(":")
+    )  # a third part is an error
 
 
 def _write_pads(pads: tuple[tuple[int, int], ...]) -> str:
@@ -60,7 +62,9 @@ INT = Codec(str, int, "a whole number")
 FLOAT = Codec(repr, float, "a number")
 NAME = Codec(str, str, "a name")
 BOOL = Codec(lambda v: str(int(v)), _read_bool, "0 or 1")
-INTS = Codec(lambda v: ",".join(map(str, v)), lambda s: tuple(int(p) for p in s.split(",")), "numbers such as 2,1")
+INTS = Codec(
+    lambda v: ",".join(map(str, v)), lambda s: tuple(int(p) for p in s.split(",")), "numbers such as 2,1"
+)
 PADS = Codec(_write_pads, _read_pads, "numbers or before:after pairs such as 1,0:2")
 
 
@@ -122,7 +126,9 @@ class Operation(abc.ABC):
         """Fewest bytes that must move: every tensor once."""
         return sum(t.nbytes for t in tensors.values())
 
-    def sample(self, role: str, tensors: Mapping[str, TensorDescriptor], shape: tuple[int, ...], generator: Any) -> Any:
+    def sample(
+        self, role: str, tensors: Mapping[str, TensorDescriptor], shape: tuple[int, ...], generator: Any
+    ) -> Any:
         """Random values of an input for tests and timings: a CPU tensor of `shape`. Standard normal unless overridden."""
         import torch
 
@@ -139,7 +145,11 @@ class Operation(abc.ABC):
 
     def attributes_text(self) -> list[str]:
         """``name=value`` for each attribute that is not at its default."""
-        return [f"{name}={c.write(getattr(self, name))}" for name, c in self.codecs().items() if not self.is_default(name)]
+        return [
+            f"{name}={c.write(getattr(self, name))}"
+            for name, c in self.codecs().items()
+            if not self.is_default(name)
+        ]
 
 
 def lookup(name: str) -> type[Operation]:

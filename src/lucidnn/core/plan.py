@@ -76,7 +76,11 @@ class Plan:
         import torch
 
         self.problem, self.engine, self.config = problem, choice.candidate.engine, choice.candidate.config
-        self.workspace_size, self.cost, self.reason = choice.candidate.workspace_size, choice.candidate.cost, choice.reason
+        self.workspace_size, self.cost, self.reason = (
+            choice.candidate.workspace_size,
+            choice.candidate.cost,
+            choice.reason,
+        )
         outputs = [problem[role] for role in problem.outputs]
         self._outputs = [(t.shape, t.strides, getattr(torch, DTYPES[t.dtype][0])) for t in outputs]
         self._idle = all(t.numel == 0 for t in outputs)
@@ -86,19 +90,27 @@ class Plan:
         except (NotSupported, InvalidArgument):
             raise
         except Exception as error:
-            raise EngineFailure(f"{self.engine.name} accepted {problem} and failed to build: {type(error).__name__}: {error}") from error
+            raise EngineFailure(
+                f"{self.engine.name} accepted {problem} and failed to build: {type(error).__name__}: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<Plan {self.engine.name} for {self.problem}: {self.reason}>"
 
     def outputs(self, device: Any) -> list[Any]:
         """Fresh output tensors."""
-        return [self._allocate(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._outputs]
+        return [
+            self._allocate(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in self._outputs
+        ]
 
     def __call__(self, *inputs: Any) -> Any:
         """Run on inputs that look as the problem says (not checked): gives the output, or a tuple of several."""
         device = inputs[0].device
-        outputs = [self._allocate(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._outputs]
+        outputs = [
+            self._allocate(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in self._outputs
+        ]
         self.launch((*inputs, *outputs), device)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -124,11 +136,19 @@ class Plan:
         """
         for role, expected in self.problem.items:
             found = TensorDescriptor.of(pack[role]) if role in pack else None
-            same = found and (found.dtype, found.shape, found.strides) == (expected.dtype, expected.shape, expected.strides)
+            same = found and (found.dtype, found.shape, found.strides) == (
+                expected.dtype,
+                expected.shape,
+                expected.strides,
+            )
             if not same or found.alignment < expected.alignment:  # type: ignore[union-attr]
                 raise InvalidArgument(role, found or "nothing", str(expected))
         if workspace is not None and workspace.numel() * workspace.element_size() < self.workspace_size:
-            raise InvalidArgument("workspace", f"{workspace.numel() * workspace.element_size()} bytes", f"{self.workspace_size} bytes")
+            raise InvalidArgument(
+                "workspace",
+                f"{workspace.numel() * workspace.element_size()} bytes",
+                f"{self.workspace_size} bytes",
+            )
         tensors = tuple(pack[role] for role in self.problem.tensors)
         self.launch(tensors, tensors[0].device, workspace)
 
@@ -149,19 +169,29 @@ def observe() -> Iterator[list[Plan]]:
 
 def _consider(problem: Problem, engine: Engine, settings: Settings) -> Candidate:
     if problem.target.kind not in engine.targets:
-        return Candidate(engine, (f"needs a target of kind {' or '.join(engine.targets)}, found {problem.target}",))
+        return Candidate(
+            engine, (f"needs a target of kind {' or '.join(engine.targets)}, found {problem.target}",)
+        )
     if not settings.allows(engine.name):
         return Candidate(engine, ("disabled by the setting disable_engines",))
-    unwanted = engine.notes & {*settings.exclude_notes, *(("nondeterministic",) if settings.deterministic else ())}
+    unwanted = engine.notes & {
+        *settings.exclude_notes,
+        *(("nondeterministic",) if settings.deterministic else ()),
+    }
     if unwanted:
         return Candidate(engine, (f"has the excluded note {', '.join(sorted(unwanted))}",))
     if refusals := tuple(engine.refusals(problem)):
         return Candidate(engine, refusals)
     limit = settings.workspace_limit
-    costed = [(engine.cost(problem, c), i, c, engine.workspace_size(problem, c)) for i, c in enumerate(engine.configs(problem))]
+    costed = [
+        (engine.cost(problem, c), i, c, engine.workspace_size(problem, c))
+        for i, c in enumerate(engine.configs(problem))
+    ]
     fitting = [entry for entry in costed if limit is None or entry[3] <= limit]
     if not fitting:
-        return Candidate(engine, (f"needs a workspace of {min(e[3] for e in costed)} bytes, found a limit of {limit}",))
+        return Candidate(
+            engine, (f"needs a workspace of {min(e[3] for e in costed)} bytes, found a limit of {limit}",)
+        )
     cost, _, config, size = min(fitting)
     return Candidate(engine, (), config, size, cost)
 
@@ -212,7 +242,10 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     if settings.engine and (choice := _named(problem, settings)):
         return choice
     here = environment(problem, device)
-    for rows, origin in ((_store(settings.directory()).rows(problem.tuning_key, here), "user's"), (_shipped(problem, here), "shipped")):
+    for rows, origin in (
+        (_store(settings.directory()).rows(problem.tuning_key, here), "user's"),
+        (_shipped(problem, here), "shipped"),
+    ):
         if choice := _tuned(problem, settings, rows, origin):
             return choice
     everyone = candidates(problem, settings)
@@ -221,10 +254,23 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
         reasons = {c.engine.name: c.refusals for c in everyone if c.refusals}
         raise NotSupported(f"no engine takes {problem}", reasons)
     if settings.policy == "error":
-        raise NotSupported(f"policy 'error' and no tuned row for {problem} on {here}; time it with policy 'find'")
-    if settings.policy == "find" and not settings.deterministic and len(accepting) > 1 and not problem.is_empty and not _capturing():
+        raise NotSupported(
+            f"policy 'error' and no tuned row for {problem} on {here}; time it with policy 'find'"
+        )
+    if (
+        settings.policy == "find"
+        and not settings.deterministic
+        and len(accepting) > 1
+        and not problem.is_empty
+        and not _capturing()
+    ):
         find(problem, settings, device)
-        if choice := _tuned(problem, settings, _store(settings.directory()).rows(problem.tuning_key, here) or _session_rows(problem, here), "user's"):
+        if choice := _tuned(
+            problem,
+            settings,
+            _store(settings.directory()).rows(problem.tuning_key, here) or _session_rows(problem, here),
+            "user's",
+        ):
             return choice
     if len(accepting) == 1:
         return Choice(accepting[0], "the only engine that takes it")
@@ -246,7 +292,11 @@ def select(problem: Problem, settings: Settings | None = None, device: Any = Non
             if (plan := _plans.get((problem, settings))) is None:
                 plan = Plan(problem, choose(problem, settings, device))
                 log.info("%s -> %s (%s)", problem, plan.engine.name, plan.reason)
-                if "reference" in plan.engine.notes and plan.reason != "named by the caller" and problem.text not in _warned:
+                if (
+                    "reference" in plan.engine.notes
+                    and plan.reason != "named by the caller"
+                    and problem.text not in _warned
+                ):
                     _warned.add(problem.text)
                     log.warning("%s is slow and was the last resort for %s", plan.engine.name, problem)
                 remember(_plans, (problem, settings), plan)
@@ -305,30 +355,54 @@ def find(problem: Problem, settings: Settings | None = None, device: Any = None)
     entries = [e for e in entries if limit is None or e[0].workspace_size(problem, e[1]) <= limit]
     entries = sorted(entries, key=lambda e: e[0].cost(problem, e[1]))[:FIND_CANDIDATES]
     with _lock:
-        sets = [_buffers(problem, device, seed) for seed in range(timing.rotation(int(problem.bytes), device, most=16))]
+        sets = [
+            _buffers(problem, device, seed)
+            for seed in range(timing.rotation(int(problem.bytes), device, most=16))
+        ]
         rows, calls = [], {}
 
         def row(i: int, seconds: float | None, status: str = "ok", reason: str = "") -> Row:
             engine, config = entries[i]
             size = engine.workspace_size(problem, config)
-            return Row(problem.tuning_key, environment(problem, device), engine.name, source_hash(engine), dict(config), seconds, size, status, reason)
+            return Row(
+                problem.tuning_key,
+                environment(problem, device),
+                engine.name,
+                source_hash(engine),
+                dict(config),
+                seconds,
+                size,
+                status,
+                reason,
+            )
 
         times: dict[str, timing.Timing] = {}
         for i, (engine, config) in enumerate(entries):
             try:
-                plan = Plan(problem, Choice(Candidate(engine, (), config, engine.workspace_size(problem, config)), "to be timed"))
+                plan = Plan(
+                    problem,
+                    Choice(
+                        Candidate(engine, (), config, engine.workspace_size(problem, config)), "to be timed"
+                    ),
+                )
                 calls[str(i)] = lambda s, plan=plan: plan.launch(sets[s], device)
-                times |= timing.measure({str(i): calls[str(i)]}, device, sets=len(sets), rounds=3, most_seconds=0.3)
+                times |= timing.measure(
+                    {str(i): calls[str(i)]}, device, sets=len(sets), rounds=3, most_seconds=0.3
+                )
             except Exception as error:  # any failure of an engine is a row, not the end of the search
                 calls.pop(str(i), None)
                 rows.append(row(i, None, "failed", f"{type(error).__name__}: {error}"))
         best = sorted(times, key=lambda name: times[name].median)[:FIND_FINALISTS]
-        times |= timing.measure({name: calls[name] for name in best}, device, sets=len(sets), rounds=7, most_seconds=1.0)
+        times |= timing.measure(
+            {name: calls[name] for name in best}, device, sets=len(sets), rounds=7, most_seconds=1.0
+        )
         trusted = False
         for name in sorted(times, key=lambda name: times[name].median):
             fault = "" if trusted else _fault(problem, calls[name], sets[0], device)
             trusted = trusted or not fault
-            rows.append(row(int(name), None if fault else times[name].median, "wrong" if fault else "ok", fault))
+            rows.append(
+                row(int(name), None if fault else times[name].median, "wrong" if fault else "ok", fault)
+            )
         rows.sort(key=lambda r: r.seconds if r.seconds is not None else float("inf"))
         _store(settings.directory()).put(rows)
         remember(_session, (problem.tuning_key, environment(problem, device)), rows)
@@ -414,4 +488,6 @@ def _shipped_rows(name: str) -> tuple[Row, ...]:
 
 def _shipped(problem: Problem, here: str) -> list[Row]:
     rows = _shipped_rows(here.partition(";")[0])
-    return sorted((r for r in rows if r.problem == problem.tuning_key), key=lambda r: r.seconds or float("inf"))
+    return sorted(
+        (r for r in rows if r.problem == problem.tuning_key), key=lambda r: r.seconds or float("inf")
+    )

@@ -79,7 +79,9 @@ class Problem:
                 raise InvalidArgument(role, "nothing", f"a tensor: {op.name} reads {', '.join(op.inputs)}")
         for role in tensors:
             if role not in roles + op.outputs:
-                raise InvalidArgument("tensor", role, f"the roles of {op.name}: {', '.join(roles + op.outputs)}")
+                raise InvalidArgument(
+                    "tensor", role, f"the roles of {op.name}: {', '.join(roles + op.outputs)}"
+                )
         math = op.math_modes[0] if math is None else math
         if math not in op.math_modes:
             raise InvalidArgument("math", math, f"{', '.join(op.math_modes)} for {op.name}")

@@ -11,9 +11,8 @@ import importlib
 import importlib.metadata
 import pkgutil
 import threading
-from types import ModuleType
 
-from .engine import NOTES, Engine, concrete_engines
+from .engine import NOTES, Engine
 from .errors import UnknownEngine
 from .target import KINDS
 
@@ -23,11 +22,13 @@ _failures: dict[str, str] = {}
 
 
 def _modules() -> list[str]:
-    roots = ["lucidnn.engines", *(e.value for e in importlib.metadata.entry_points(group="lucidnn.engines"))]
     names: list[str] = []
-    for root in roots:
+    for root in [
+        "lucidnn.engines",
+        *(e.value for e in importlib.metadata.entry_points(group="lucidnn.engines")),
+    ]:
         try:
-            package: ModuleType = importlib.import_module(root)
+            package = importlib.import_module(root)
         except ImportError as error:
             _failures[root] = str(error)
             continue
@@ -37,33 +38,41 @@ def _modules() -> list[str]:
     return sorted(names)
 
 
-def _check(cls: type[Engine], found: dict[str, Engine]) -> None:
-    """A wrong declaration is the author's mistake: said at once, not when a user happens upon it."""
-    other = found.get(cls.name)
-    if other is not None:
-        raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {cls.__module__}")
-    unknown = [t for t in cls.targets if t not in KINDS] + [n for n in cls.notes if n not in NOTES]
-    if unknown or not cls.operations or not cls.targets:
-        raise TypeError(f"engine {cls.name!r}: unknown targets or notes {unknown}, or no operation or target")
+def _declared(module: object, name: str, found: dict[str, Engine]) -> dict[str, Engine]:
+    """Engine classes defined in a module. A wrong declaration is said at once, not when a user happens upon it."""
+    fresh: dict[str, Engine] = {}
+    for cls in vars(module).values():
+        if not (
+            isinstance(cls, type)
+            and issubclass(cls, Engine)
+            and cls.__module__ == name
+            and "name" in vars(cls)
+        ):
+            continue
+        if other := found.get(cls.name) or fresh.get(cls.name):
+            raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {name}")
+        unknown = [t for t in cls.targets if t not in KINDS] + [n for n in cls.notes if n not in NOTES]
+        if unknown or not cls.operations or not cls.targets:
+            raise TypeError(
+                f"engine {cls.name!r}: unknown targets or notes {unknown}, or no operation or target"
+            )
+        fresh[cls.name] = cls()
+    return fresh
 
 
 def engines() -> dict[str, Engine]:
     """All engines by name; imported on the first call."""
     global _engines
-    if _engines is None:
-        with _lock:
-            if _engines is None:
-                found: dict[str, Engine] = {}
-                for name in _modules():
-                    try:
-                        module = importlib.import_module(name)
-                    except ImportError as error:
-                        _failures[name] = f"{type(error).__name__}: {error}"
-                        continue
-                    for cls in concrete_engines(vars(module), name):
-                        _check(cls, found)
-                        found[cls.name] = cls()
-                _engines = found
+    if _engines is not None:
+        return _engines
+    with _lock:
+        found: dict[str, Engine] = {}
+        for name in _modules() if _engines is None else ():
+            try:
+                found |= _declared(importlib.import_module(name), name, found)
+            except ImportError as error:
+                _failures[name] = f"{type(error).__name__}: {error}"
+        _engines = _engines or found
     return _engines
 
 
@@ -79,13 +88,7 @@ def for_operation(operation: str) -> list[Engine]:
 
 
 def get(name: str) -> Engine:
-    """The engine of this name.
-
-    Raises
-    ------
-    UnknownEngine
-        No such engine; the message gives near names and files that failed to import.
-    """
+    """The engine of this name, or `UnknownEngine` with near names and the files that failed to import."""
     found = engines()
     if name in found:
         return found[name]

@@ -1,8 +1,8 @@
-"""How choices are made: an immutable `Settings`, read from the environment once, changed for a block or for the process.
+"""How choices are made: an immutable `Settings`, read from the environment once, changed for a block or the process.
 
-A `Settings` takes part in the key under which plans are remembered, so a changed setting never meets a plan that was
-chosen under another. The block form uses a context variable: it follows `async` tasks and does not leak into other
-threads; a backward pass uses the settings of its forward.
+A `Settings` is part of the key under which plans are remembered, so a changed setting never meets a plan chosen under
+another. The block form uses a context variable: it follows `async` tasks and does not leak into other threads; a
+backward pass uses the settings of its forward.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import fnmatch
 import logging
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from .errors import InvalidArgument
 
 log = logging.getLogger("lucidnn")
 
-POLICIES = ("heuristic", "find", "error")
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-_LEVELS = ("debug", "info", "warning", "error")
+_CHOICES = {"policy": ("heuristic", "find", "error"), "log": (None, "debug", "info", "warning", "error")}
+_FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,15 +36,13 @@ class Settings:
     deterministic : bool
         Keep nondeterministic engines out, and do not time (a timing decides differently from run to run).
     engine : str or None
-        Use this engine only; a problem it refuses is an error.
+        Use this engine for the operations it takes part in; a problem it refuses is an error.
     workspace_limit : int or None
         Most bytes of scratch memory a plan may ask for.
     allow_tf32 : bool or None
         Whether float32 may be rounded to TF32 on tensor cores. None follows the framework's own flag.
-    disable_engines : tuple of str
-        Engine names, or patterns such as ``conv.winograd*``, that take no part.
-    exclude_notes : tuple of str
-        Engines that carry one of these notes take no part (``fft``, ``reduced_precision``, ...).
+    disable_engines, exclude_notes : tuple of str
+        Engine names (or patterns, ``conv.winograd*``) and notes (``fft``, ...) that take no part.
     no_fallback : bool
         Make the use of a reference engine, the last resort, an error.
     cache_dir : pathlib.Path or None
@@ -71,17 +69,15 @@ class Settings:
     log: str | None = None
 
     def __post_init__(self):
-        if self.policy not in POLICIES:
-            raise InvalidArgument("policy", repr(self.policy), ", ".join(POLICIES))
+        for name, accepted in _CHOICES.items():
+            if getattr(self, name) not in accepted:
+                raise InvalidArgument(name, repr(getattr(self, name)), ", ".join(map(str, accepted)))
         if self.workspace_limit is not None and self.workspace_limit < 0:
             raise InvalidArgument("workspace_limit", self.workspace_limit, "a number of bytes >= 0, or None")
-        if self.log is not None and self.log not in _LEVELS:
-            raise InvalidArgument("log", repr(self.log), ", ".join(_LEVELS))
         for name in ("disable_engines", "exclude_notes"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise InvalidArgument(name, repr(value), "a sequence of strings")
-            object.__setattr__(self, name, tuple(value))
+            if isinstance(getattr(self, name), str):
+                raise InvalidArgument(name, repr(getattr(self, name)), "a sequence of strings")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", pathlib.Path(self.cache_dir))
         # The hash is taken on every call (it is part of the plan key), so it is computed once.
@@ -101,15 +97,13 @@ class Settings:
 
     def directory(self) -> pathlib.Path:
         """Cache directory (not created here)."""
-        if self.cache_dir is not None:
-            return self.cache_dir
         import platformdirs
 
-        return pathlib.Path(platformdirs.user_cache_dir("lucidnn"))
+        return self.cache_dir or pathlib.Path(platformdirs.user_cache_dir("lucidnn"))
 
 
-def from_environment(environ: os._Environ[str] | dict[str, str] | None = None) -> Settings:
-    """Read ``LUCIDNN_POLICY _CACHE_DIR _LOG _DISABLE_ENGINES _NO_FALLBACK``.
+def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read ``LUCIDNN_POLICY _CACHE_DIR _LOG _DISABLE_ENGINES _NO_FALLBACK``; an empty variable counts as unset.
 
     Examples
     --------
@@ -117,24 +111,18 @@ def from_environment(environ: os._Environ[str] | dict[str, str] | None = None) -
     ('conv.fft', 'conv.w*')
     """
     env = os.environ if environ is None else environ
-    values: dict[str, object] = {}
-    if policy := env.get("LUCIDNN_POLICY"):
-        if policy not in POLICIES:
-            raise InvalidArgument("LUCIDNN_POLICY", repr(policy), ", ".join(POLICIES))
-        values["policy"] = policy
-    if folder := env.get("LUCIDNN_CACHE_DIR"):
-        values["cache_dir"] = pathlib.Path(folder)
-    if level := env.get("LUCIDNN_LOG"):
-        if level.lower() not in _LEVELS:
-            raise InvalidArgument("LUCIDNN_LOG", repr(level), ", ".join(_LEVELS))
-        values["log"] = level.lower()
-    if names := env.get("LUCIDNN_DISABLE_ENGINES"):
-        values["disable_engines"] = tuple(part.strip() for part in names.split(",") if part.strip())
+    given = {name: env.get(f"LUCIDNN_{name.upper()}", "") for name in ("policy", "cache_dir", "log")}
+    given["log"] = given["log"].lower()
+    values: dict[str, Any] = {name: value for name, value in given.items() if value}
+    names = env.get("LUCIDNN_DISABLE_ENGINES", "").split(",")
+    values["disable_engines"] = tuple(name.strip() for name in names if name.strip())
     flag = env.get("LUCIDNN_NO_FALLBACK", "").lower()
-    if flag not in _TRUE + _FALSE:
+    if flag not in _FLAGS:
         raise InvalidArgument("LUCIDNN_NO_FALLBACK", repr(flag), "0 or 1")
-    values["no_fallback"] = flag in _TRUE
-    return Settings(**values)  # type: ignore[arg-type]
+    try:
+        return Settings(**values, no_fallback=_FLAGS[flag])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"LUCIDNN_{error.argument.upper()}", error.found, error.accepted) from None
 
 
 _override: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("lucidnn_settings", default=None)
@@ -146,38 +134,31 @@ def current() -> Settings:
     return _override.get() or _process or configure()
 
 
-def _apply_log_level(settings: Settings) -> None:
+def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
+    known = {f.name for f in dataclasses.fields(Settings)}
+    if unknown := changes.keys() - known:
+        raise InvalidArgument("setting", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
+    settings = dataclasses.replace(settings, **changes) if changes else settings
     if settings.log:
         if not log.handlers and not logging.getLogger().handlers:
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("lucidnn: %(message)s"))
-            log.addHandler(handler)
+            log.addHandler(logging.StreamHandler())
+            log.handlers[0].setFormatter(logging.Formatter("lucidnn: %(message)s"))
         log.setLevel(settings.log.upper())
+    return settings
 
 
-def _changed(settings: Settings, changes: dict[str, object]) -> Settings:
-    known = {f.name for f in dataclasses.fields(Settings)}
-    for name in changes:
-        if name not in known:
-            raise InvalidArgument("setting", name, ", ".join(sorted(known)))
-    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-
-
-def configure(**changes: object) -> Settings:
+def configure(**changes: Any) -> Settings:
     """Change settings for the whole process; with no argument, make sure they were read from the environment."""
     global _process
     _process = _changed(_process or from_environment(), changes)
-    _apply_log_level(_process)
     return _process
 
 
 @contextlib.contextmanager
-def using(settings: Settings | None = None, **changes: object) -> Iterator[Settings]:
+def using(settings: Settings | None = None, **changes: Any) -> Iterator[Settings]:
     """Other settings inside a ``with`` block."""
-    inner = _changed(settings or current(), changes)
-    _apply_log_level(inner)
-    token = _override.set(inner)
+    token = _override.set(_changed(settings or current(), changes))
     try:
-        yield inner
+        yield _override.get()  # type: ignore[misc]
     finally:
         _override.reset(token)

@@ -53,19 +53,17 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``kind[:arch[:processors]]``; what is left out is the host's (CPU) or the architecture's usual one.
-
-        Raises
-        ------
-        InvalidArgument
-            Unknown kind or architecture, or a count that is not a positive number.
-        """
+        """Read ``kind[:arch[:processors]]``; what is left out is the host's (CPU) or the architecture's usual one."""
         kind, _, rest = text.partition(":")
         arch, _, count = rest.partition(":")
         if kind not in KINDS:
-            raise InvalidArgument("target", repr(text), "cpu, cuda:sm_NN or hip:gfxNNN, with :processors if wished")
+            raise InvalidArgument(
+                "target", repr(text), "cpu, cuda:sm_NN or hip:gfxNNN, with :processors if wished"
+            )
         if count and not (count.isdigit() and int(count)):
-            raise InvalidArgument("target", repr(text), "a positive number of processors after the second colon")
+            raise InvalidArgument(
+                "target", repr(text), "a positive number of processors after the second colon"
+            )
         if kind == "cpu":
             arch = arch or _host_arch()
             if arch not in _CPUS:
@@ -74,17 +72,11 @@ class Target:
         arch = arch or ("sm_90" if kind == "cuda" else "gfx942")
         if not re.fullmatch(r"sm_\d+" if kind == "cuda" else r"gfx\w+", arch):
             raise InvalidArgument("target", repr(text), "an architecture such as cuda:sm_90 or hip:gfx942")
-        return cls(kind, arch, int(count) if count else _gpu_facts(kind, arch)[0])
+        return cls(kind, arch, int(count) if count else _gpu_facts(arch)[0])
 
     @classmethod
     def of(cls, device: Any) -> Target:
-        """Target of a framework device (``torch.device`` or its text).
-
-        Raises
-        ------
-        DeviceUnavailable
-            The device is not on this machine; says what is.
-        """
+        """Target of a framework device; `DeviceUnavailable` says what there is where it is missing."""
         import torch
 
         device = torch.device(device)
@@ -93,10 +85,13 @@ class Target:
         if device.type != "cuda":
             raise InvalidArgument("device", device.type, "cpu or cuda")
         if not torch.cuda.is_available():
-            raise DeviceUnavailable("device 'cuda': this machine has no usable NVIDIA or AMD GPU; use device 'cpu'")
+            raise DeviceUnavailable(
+                "device 'cuda': this machine has no usable NVIDIA or AMD GPU; use device 'cpu'"
+            )
         index = torch.cuda.current_device() if device.index is None else device.index
         if index >= torch.cuda.device_count():
-            raise DeviceUnavailable(f"device 'cuda:{index}': this machine has {torch.cuda.device_count()} GPU(s), counted from 0")
+            have = f"this machine has {torch.cuda.device_count()} GPU(s), counted from 0"
+            raise DeviceUnavailable(f"device 'cuda:{index}': {have}")
         return _of_cuda(index)
 
     def __str__(self) -> str:
@@ -104,6 +99,7 @@ class Target:
 
     @property
     def is_gpu(self) -> bool:
+        """Whether it is not a CPU."""
         return self.kind != "cpu"
 
     @property
@@ -114,31 +110,30 @@ class Target:
     @property
     def bandwidth(self) -> float:
         """Bytes a second to memory."""
-        return 10e9 * min(self.processors, 16) if self.kind == "cpu" else _gpu_facts(self.kind, self.arch)[1]
+        return _gpu_facts(self.arch)[1] if self.is_gpu else 10e9 * min(self.processors, 16)
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory a block may use (a core's cache on a CPU)."""
-        return 1 << 20 if self.kind == "cpu" else _gpu_facts(self.kind, self.arch)[2]
+        return _gpu_facts(self.arch)[2] if self.is_gpu else 1 << 20
 
     def flops(self, dtype: str, math: str = "ieee") -> float:
         """Multiply and add operations a second for operands of this data type under this math mode."""
-        if self.kind == "cpu":
+        if not self.is_gpu:
             return self.processors * 3e9 * _CPUS[self.arch] / (2 if dtype == "f64" else 1)
-        rates = _gpu_facts(self.kind, self.arch)[3]
-        if dtype in ("f16", "bf16", "f8e4m3", "f8e5m2", "i8"):
-            return rates["f16"] * (1 if dtype in ("f16", "bf16") else 2)
+        narrow = {"f16": 1, "bf16": 1, "f8e4m3": 2, "f8e5m2": 2, "i8": 2}
+        rates = _gpu_facts(self.arch)[3]
+        if dtype in narrow:
+            return rates["f16"] * narrow[dtype]
         return rates["tf32" if (dtype, math) == ("f32", "tf32") else "f64" if dtype == "f64" else "f32"]
 
 
-def _gpu_facts(kind: str, arch: str) -> tuple[int, float, int, dict[str, float]]:
+def _gpu_facts(arch: str) -> tuple[int, float, int, dict[str, float]]:
     """Facts of the architecture, or of its nearest older relative where it is not listed."""
-    if arch in _GPUS:
-        return _GPUS[arch]
-    if kind == "hip":
-        return _GPUS["gfx90a"]
+    if arch in _GPUS or not arch.startswith("sm_"):
+        return _GPUS.get(arch, _GPUS["gfx90a"])
     older = [a for a in _GPUS if a.startswith("sm_") and int(a[3:]) <= int(arch[3:])]
-    return _GPUS[max(older, key=lambda a: int(a[3:])) if older else "sm_80"]
+    return _GPUS[max(older, key=lambda a: int(a[3:]), default="sm_80")]
 
 
 @functools.cache
