@@ -4,7 +4,8 @@
 
     c[m, n] (+)= sum over taps t, steps i of  a[m * a_m + taps[t] + i * a_k] * b[(t * steps + i) * width + n]
 
-for ``m < rows`` and ``n < width``.  One element of `a` is broadcast and multiplied with vectors of `b`.  The two
+for ``m < rows`` and ``n < width``. Sums start from zero, from one row of values for all m (the bias), or from what `c`
+holds; a ReLU can be applied before they are stored.  One element of `a` is broadcast and multiplied with vectors of `b`.  The two
 strides and the table of tap offsets make the three directions of a convolution one kernel: forward and data gradient
 let m run over pixels and the steps over channels (and over filter columns, where those are neighbours in memory), the
 filter gradient lets m run over channels and the steps over pixels.
@@ -29,6 +30,7 @@ from numba.core import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+ADD, RELU = 1, 2  # flags of a tile: start from what is in c; clamp the result at zero
 _I64 = ir.IntType(64)
 _I32 = ir.IntType(32)
 
@@ -64,18 +66,19 @@ def _suffix(vectors: int, lane_count: int, element) -> str:
 
 
 def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
-    """One function for one number of rows: ``void(a, a_m, a_k, taps, count, steps, b, c, add)``, all 64-bit."""
+    """One function for one number of rows: ``void(a, a_m, a_k, taps, count, steps, b, c, first, flags)``."""
     scalar = _float_type(element)
     size = 8 if element == types.float64 else 4
     lane_count = lanes(size)
     vector = ir.VectorType(scalar, lane_count)
     name = f"tile_{rows}_{_suffix(vectors, lane_count, element)}"
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 9), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 10), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
-    a, a_m, a_k, taps, count, steps, b, c, add = function.args
-    entry, previous, tap, step, tap_end, finish = (
-        function.append_basic_block(n) for n in ("entry", "previous", "tap", "step", "tap_end", "finish")
+    a, a_m, a_k, taps, count, steps, b, c, first, flags = function.args
+    entry, same, previous, tap, step, tap_end, clamp, finish = (
+        function.append_basic_block(n)
+        for n in ("entry", "same", "previous", "tap", "step", "tap_end", "clamp", "finish")
     )
     fma_name = f"llvm.fmuladd.v{lane_count}{'f64' if size == 8 else 'f32'}"
     fma = module.globals.get(fma_name) or ir.Function(module, ir.FunctionType(vector, [vector] * 3), fma_name)
@@ -87,7 +90,16 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
     build = ir.IRBuilder(entry)
     row_step, depth_step = build.mul(a_m, word(size)), build.mul(a_k, word(size))
     result = build.inttoptr(c, vector.as_pointer())
-    build.cbranch(build.icmp_signed("!=", add, word(0)), previous, tap)
+    zero = ir.Constant(vector, None)
+    build.cbranch(build.icmp_signed("!=", build.and_(flags, word(ADD)), word(0)), previous, same)
+
+    # Every row starts from the same values: those at `first`, or zero.
+    build.position_at_end(same)
+    start = build.inttoptr(build.select(build.icmp_signed("==", first, word(0)), c, first), vector.as_pointer())
+    has_first = build.icmp_signed("!=", first, word(0))
+    values = [build.load(build.gep(start, [word(j)]), align=size) for j in range(vectors)]
+    values = [build.select(has_first, value, zero) for value in values]
+    build.branch(tap)
 
     build.position_at_end(previous)
     before = [build.load(build.gep(result, [word(i)]), align=size) for i in range(number)]
@@ -102,10 +114,9 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
             phi.add_incoming(value, block)
         return phi
 
-    index = carried(_I64, (word(0), entry), (word(0), previous))
-    tap_b = carried(_I64, (b, entry), (b, previous))
-    zero = ir.Constant(vector, None)
-    tap_sums = [carried(vector, (zero, entry), (value, previous)) for value in before]
+    index = carried(_I64, (word(0), same), (word(0), previous))
+    tap_b = carried(_I64, (b, same), (b, previous))
+    tap_sums = [carried(vector, (values[i % vectors], same), (before[i], previous)) for i in range(number)]
     offset = build.load(build.gep(build.inttoptr(taps, _I64.as_pointer()), [index]))
     tap_a = build.add(a, build.mul(offset, word(size)))
     build.branch(step)
@@ -145,10 +156,19 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
     next_index = build.add(index, word(1))
     for phi, value in zip([index, tap_b, *tap_sums], [next_index, next_b, *following], strict=True):
         phi.add_incoming(value, tap_end)
-    build.cbranch(build.icmp_signed("<", next_index, count), tap, finish)
+    ended = function.append_basic_block("ended")
+    build.cbranch(build.icmp_signed("<", next_index, count), tap, ended)
+
+    build.position_at_end(ended)
+    build.cbranch(build.icmp_signed("!=", build.and_(flags, word(RELU)), word(0)), clamp, finish)
+
+    build.position_at_end(clamp)
+    clamped = [build.select(build.fcmp_ordered("<=", value, zero), zero, value) for value in following]
+    build.branch(finish)
 
     build.position_at_end(finish)
-    for i, value in enumerate(following):
+    final = [carried(vector, (following[i], ended), (clamped[i], clamp)) for i in range(number)]
+    for i, value in enumerate(final):
         build.store(value, build.gep(result, [word(i)]), align=size)
     build.ret_void()
     return function
@@ -160,7 +180,7 @@ def _emit_switch(module, vectors: int, element) -> ir.Function:
     name = f"tile_{_suffix(vectors, lanes(size), element)}"
     if name in module.globals:
         return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 10), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 11), name)
     function.linkage = "internal"
     build = ir.IRBuilder(function.append_basic_block("entry"))
     nothing = function.append_basic_block("nothing")
@@ -177,7 +197,7 @@ def _emit_switch(module, vectors: int, element) -> ir.Function:
 
 def _tile_intrinsic(vectors: int):
     @intrinsic
-    def multiply(typingctx, like, rows, a, a_m, a_k, taps, count, steps, b, c, add):
+    def multiply(typingctx, like, rows, a, a_m, a_k, taps, count, steps, b, c, first, flags):
         element = types.unliteral(like)
         if element not in (types.float32, types.float64):
             return None
@@ -187,7 +207,7 @@ def _tile_intrinsic(vectors: int):
             builder.call(function, values[1:])
             return context.get_dummy_value()
 
-        return types.void(element, *[types.int64] * 10), codegen
+        return types.void(element, *[types.int64] * 11), codegen
 
     return multiply
 

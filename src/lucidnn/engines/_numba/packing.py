@@ -82,7 +82,13 @@ def pack_row(src, base, sc, sw, channels, count, dst_address, pitch, stage_addre
                     for w in range(valid):
                         for i in range(side):
                             dst[(w0 + j + w) * pitch + c0 + i] = part[w * side + i]
-    if sw == 1:
+    if channels == 3:
+        for w in range(count):
+            at = base + w * sw
+            dst[w * pitch] = cast(load(x, at), acc)
+            dst[w * pitch + 1] = cast(load(x, at + sc), acc)
+            dst[w * pitch + 2] = cast(load(x, at + 2 * sc), acc)
+    elif sw == 1:
         for c in range(whole, channels):
             at = base + c * sc
             for w in range(count):
@@ -162,25 +168,23 @@ def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like,
 
 
 @separate
-def finish_panel(panel, pixels, width, alpha, bias, code, parameter, acc):
-    """In place: ``act(alpha * panel + bias)``; `bias` is the address of `width` values or 0; code 0 is no activation."""
-    t = pointer(panel, acc)
-    scale = cast(alpha, acc)
+def zero_panel(panel, count, acc):
+    """Zero `count` values."""
+    _zero(pointer(panel, acc), 0, count, acc)
+
+
+@separate
+def finish_panel(panel, pixels, width, alpha, bias, acc):
+    """In place: ``alpha * panel + bias``; `bias` is the address of `width` values or 0."""
+    t, scale = pointer(panel, acc), cast(alpha, acc)
     if bias != 0:
         b = pointer(bias, acc)
-        if code == 1:
-            for i in range(pixels):
-                for j in range(width):
-                    v = scale * t[i * width + j] + b[j]
-                    t[i * width + j] = cast(0, acc) if v <= 0 else v
-            return
         for i in range(pixels):
             for j in range(width):
                 t[i * width + j] = scale * t[i * width + j] + b[j]
     elif alpha != 1:
         for i in range(pixels * width):
             t[i] *= scale
-    activate_panel(panel, pixels * width, code, parameter, acc)
 
 
 @separate

@@ -31,9 +31,9 @@ from ...core.engine import Engine, Refusals
 from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
-from .._numba.jit import jitable, kernel, separate
+from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
-from .._numba.microkernel import lanes, multiply_narrow, multiply_wide, rows_limit
+from .._numba.microkernel import ADD, RELU, lanes, multiply_narrow, multiply_wide, rows_limit
 from .._numba.packing import (
     activate_panel,
     add_panel,
@@ -42,15 +42,65 @@ from .._numba.packing import (
     pack_slab,
     staging_elements,
     store_panel,
+    zero_panel,
 )
 
 ALIGN = 64
+TYPES = ("f64", "f32", "f16", "bf16")
 SCRATCH_PIXELS = 256  # pixels of a task: 32 KB of float32 results for one panel of filters
 SLAB_BYTES = 384 << 10  # leaves room in a 1 MB second-level cache for filters and results
 PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and again
 
 # The integers that the kernels read, in this order, at the head of one table; the records of phases and taps follow.
-FIELDS = ["groups", "c_count", "k_count", "in_d", "in_h", "in_w", "src_n", "src_c", "src_d", "src_h", "src_w", "out_n", "out_k", "add_n", "add_k", "blocks_d", "blocks_h", "blocks_w", "splits", "block_d", "block_h", "block_w", "step_d", "step_h", "step_w", "low_d", "low_h", "low_w", "span_d", "span_h", "span_w", "width", "panels", "c_block", "slab", "panel", "slot", "code", "has_z", "phases", "tasks", "pack_parts", "filters", "biases", "w_k", "w_c", "w_group"]
+FIELDS = [
+    "groups",
+    "c_count",
+    "k_count",
+    "in_d",
+    "in_h",
+    "in_w",
+    "src_n",
+    "src_c",
+    "src_d",
+    "src_h",
+    "src_w",
+    "out_n",
+    "out_k",
+    "add_n",
+    "add_k",
+    "blocks_d",
+    "blocks_h",
+    "blocks_w",
+    "splits",
+    "block_d",
+    "block_h",
+    "block_w",
+    "step_d",
+    "step_h",
+    "step_w",
+    "low_d",
+    "low_h",
+    "low_w",
+    "span_d",
+    "span_h",
+    "span_w",
+    "width",
+    "panels",
+    "c_block",
+    "slab",
+    "panel",
+    "slot",
+    "code",
+    "has_z",
+    "phases",
+    "tasks",
+    "pack_parts",
+    "filters",
+    "biases",
+    "w_k",
+    "w_c",
+    "w_group",
+]
 (
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, SRC_N, SRC_C, SRC_D, SRC_H, SRC_W, OUT_N, OUT_K, ADD_N, ADD_K,
     BLOCKS_D, BLOCKS_H, BLOCKS_W, SPLITS, BLOCK_D, BLOCK_H, BLOCK_W, STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W,
@@ -59,9 +109,25 @@ FIELDS = ["groups", "c_count", "k_count", "in_d", "in_h", "in_w", "src_n", "src_
 ) = range(len(FIELDS))  # fmt: skip
 # A phase: size of its output grid; its first element and strides in y and in z; its packed filters; its taps twice, as
 # the tile runs them (offsets into the slab) and as they are packed (offsets into w).
-PHASE_FIELDS = (
-    ["size_d", "size_h", "size_w", "y_base", "y_d", "y_h", "y_w", "z_base", "z_d", "z_h", "z_w", "start", "count", "steps", "runs", "taps", "sources"]
-)
+PHASE_FIELDS = [
+    "size_d",
+    "size_h",
+    "size_w",
+    "y_base",
+    "y_d",
+    "y_h",
+    "y_w",
+    "z_base",
+    "z_d",
+    "z_h",
+    "z_w",
+    "start",
+    "count",
+    "steps",
+    "runs",
+    "taps",
+    "sources",
+]
 (
     P_D, P_H, P_W, Y_BASE, Y_D, Y_H, Y_W, Z_BASE, Z_D, Z_H, Z_W, START, COUNT, STEPS, RUNS, TAPS, SOURCES,
 ) = range(len(PHASE_FIELDS))  # fmt: skip
@@ -70,19 +136,32 @@ _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
 
-@jitable
-def _tile_rows(count, tile):
-    """Rows of tile number `tile` when `count` pixels are split evenly into as few tiles as possible."""
-    tiles = (count + _ROWS - 1) // _ROWS
-    return count * (tile + 1) // tiles - count * tile // tiles
-
-
 @separate
-def _multiply(like, width, rows, a, a_m, taps, count, steps, b, c, add):
-    if width * size_of(like) > _VECTOR:
-        multiply_wide(like, rows, a, a_m, 1, taps, count, steps, b, c, add)
-    else:
-        multiply_narrow(like, rows, a, a_m, 1, taps, count, steps, b, c, add)
+def _multiply(width, slab, panel, weights, taps, count, steps, grid, jumps, first, flags, acc):
+    """The sums of one panel over some channels, for every pixel of a block, tile by tile.
+
+    `grid` is the block's (depth, rows, columns) and `jumps` the slab's elements from one output pixel to the next
+    along each.
+    """
+    size = size_of(acc)
+    tiles = (grid[2] + _ROWS - 1) // _ROWS
+    wide = width * size > _VECTOR
+    for d in range(grid[0]):
+        for h in range(grid[1]):
+            a = slab + (d * jumps[0] + h * jumps[1]) * size
+            done = 0
+            for tile in range(1, tiles + 1):
+                # The row is split evenly into as few tiles as possible.
+                rows = grid[2] * tile // tiles - done
+                if wide:
+                    multiply_wide(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
+                else:
+                    multiply_narrow(
+                        acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags
+                    )
+                done += rows
+                a += rows * jumps[2] * size
+                panel += rows * width * size
 
 
 @kernel
@@ -107,43 +186,46 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
     # All phases read the same pixels: one slab serves them.
     counts = (t[SPAN_D], t[SPAN_H], t[SPAN_W])
     pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc)
-    pixel = t[STEP_W] * channels
     for phase in range(t[PHASES]):
         p = pointer(table + (_HEAD + phase * _PHASE) * 8, 0)
         ds, hs, ws = min(t[BLOCK_D], p[P_D] - d0), min(t[BLOCK_H], p[P_H] - h0), min(t[BLOCK_W], p[P_W] - w0)
         if ds <= 0 or hs <= 0 or ws <= 0:
             continue
         taps, count, steps = table + p[TAPS] * 8, p[RUNS], p[STEPS]
-        tiles = (ws + _ROWS - 1) // _ROWS
         pixels = ds * hs * ws
-        depth = p[COUNT] * channels
+        jumps = (
+            t[STEP_D] * counts[1] * counts[2] * channels,
+            t[STEP_H] * counts[2] * channels,
+            t[STEP_W] * channels,
+        )
         for k in range(first, last):
-            weights = filters + (p[START] + (group * t[PANELS] + k) * depth * width) * size
+            at = group * t[PANELS] + k
+            weights = filters + (p[START] + at * p[COUNT] * channels * width) * size
+            offset = bias + at * width * size if bias != 0 else 0
+            # The tile itself adds the bias and clamps, where nothing has to come between.
+            simple = f[0] == 1 and count > 0
+            start = offset if simple else 0
+            code = 0 if t[HAS_Z] else t[CODE]
+            clamp = RELU if simple and code == 1 else 0
             if count == 0:
-                values = pointer(panel, acc)
-                for i in range(pixels * width):
-                    values[i] = cast(0, acc)
+                zero_panel(panel, pixels * width, acc)
+            elif block == channels:
+                _multiply(
+                    width, slab, panel, weights, taps, count, steps, (ds, hs, ws), jumps, start, clamp, acc
+                )
             else:
                 for c0 in range(0, channels, block):
-                    run = steps if block == channels else min(block, channels - c0)
-                    b = weights + c0 * count * width * size if block != channels else weights
-                    c = panel
-                    for d in range(ds):
-                        for h in range(hs):
-                            row = (d * t[STEP_D] * counts[1] + h * t[STEP_H]) * counts[2] * channels + c0
-                            done = 0
-                            for tile in range(tiles):
-                                rows = _tile_rows(ws, tile)
-                                a = slab + (row + done * pixel) * size
-                                _multiply(acc, width, rows, a, pixel, taps, count, run, b, c, c0)
-                                done += rows
-                                c += rows * width * size
+                    run = min(block, channels - c0)
+                    a, b = slab + c0 * size, weights + c0 * count * width * size
+                    flags = (ADD if c0 else 0) | (clamp if c0 + run == channels else 0)
+                    _multiply(width, a, panel, b, taps, count, run, (ds, hs, ws), jumps, start, flags, acc)
+            if not simple:
+                finish_panel(panel, pixels, width, f[0], offset, acc)
+            if code > clamp // RELU:
+                activate_panel(panel, pixels * width, code, f[2], acc)
             k0 = k * width
             valid = min(width, t[K_COUNT] - k0)
             channel = group * t[K_COUNT] + k0
-            offset = 0 if bias == 0 else bias + (group * t[PANELS] + k) * width * size
-            code = 0 if t[HAS_Z] else t[CODE]
-            finish_panel(panel, pixels, width, f[0], offset, code, f[2], acc)
             for d in range(ds):
                 part = panel + d * hs * ws * width * size
                 if t[HAS_Z]:
@@ -229,10 +311,16 @@ class _Axis:
         return cls(points, 1, low, stride, phases)
 
 
-def _even(total: int, limit: int, unit: int = 1) -> int:
+def even_parts(total: int, limit: int, unit: int = 1) -> int:
     """Size of the parts when `total` is cut evenly into as few parts as possible of at most `limit` (at least `unit`)."""
     pieces = -(-total // max(min(limit, total), 1))
     return min(total, -(-(-(-total // pieces)) // unit) * unit)
+
+
+def aligned(elements: int, itemsize: int) -> int:
+    """`elements` rounded up so that what follows them starts on a cache line."""
+    unit = ALIGN // itemsize
+    return -(-elements // unit) * unit
 
 
 class _Plan:
@@ -262,7 +350,9 @@ class _Plan:
         self.width = lane if vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
         self.panels = -(-self.filters // self.width)
         limit = PANEL_BYTES // (self.taps * self.width * self.itemsize)
-        self.c_block = self.channels if limit >= self.channels else _even(self.channels, max(limit, 16), 16)
+        self.c_block = (
+            self.channels if limit >= self.channels else even_parts(self.channels, max(limit, 16), 16)
+        )
 
         d, h, w = (axis.points for axis in self.axes)
 
@@ -274,16 +364,16 @@ class _Plan:
 
         pixels = SCRATCH_PIXELS * 4 // self.itemsize
         least = 4 * _ROWS
-        block = [1, 1, _even(w, pixels)]
+        block = [1, 1, even_parts(w, pixels)]
         while block[2] > least and not fits(block):
-            block[2] = _even(w, block[2] // 2, _ROWS)
+            block[2] = even_parts(w, block[2] // 2, _ROWS)
         for axis, points in ((1, h), (0, d)):
             if block[axis + 1] < self.axes[axis + 1].points:
                 break
             per = math.prod(block)
-            block[axis] = _even(points, max(pixels // per, 1))
+            block[axis] = even_parts(points, max(pixels // per, 1))
             while block[axis] > 1 and math.prod(block) > least and not fits(block):
-                block[axis] = _even(points, block[axis] // 2)
+                block[axis] = even_parts(points, block[axis] // 2)
 
         def tasks():
             return g.N * g.G * math.prod(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
@@ -292,7 +382,7 @@ class _Plan:
         wanted = 3 * self.processors if self.processors > 1 else 1
         for axis in (0, 1):
             while tasks() < wanted and block[axis] > 1 and math.prod(block) > 2 * least:
-                block[axis] = _even((d, h)[axis], -(-block[axis] // 2))
+                block[axis] = even_parts((d, h)[axis], -(-block[axis] // 2))
         self.splits = max(1, min(self.panels, -(-wanted // tasks())))
         self.block, self.spans = tuple(block), spans(block)
         self.blocks = tuple(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
@@ -333,15 +423,12 @@ class _Plan:
             place += len(runs) + len(sources)
             start += phase_size * len(offsets)
 
-        def aligned(elements: int) -> int:
-            return -(-elements // (ALIGN // self.itemsize)) * (ALIGN // self.itemsize)
-
         lane = lanes(self.itemsize)
-        self.filter_elements = aligned(start)
-        self.bias_elements = aligned(g.G * self.panels * self.width)
-        slab = aligned(math.prod(self.spans) * self.channels)
-        panel = aligned((math.prod(self.block) + lane) * self.width)
-        self.slot_elements = slab + panel + aligned(staging_elements())
+        self.filter_elements = aligned(start, self.itemsize)
+        self.bias_elements = aligned(g.G * self.panels * self.width, self.itemsize)
+        slab = aligned(math.prod(self.spans) * self.channels, self.itemsize)
+        panel = aligned((math.prod(self.block) + lane) * self.width, self.itemsize)
+        self.slot_elements = slab + panel + aligned(staging_elements(), self.itemsize)
         epilogue = problem.epilogue
         values = [
             g.G, self.channels, self.filters, *(axis.size for axis in self.axes), *source, *target[:2], *add[:2],
@@ -374,10 +461,9 @@ class Direct(Engine):
 
     def refusals(self, problem):
         r = Refusals()
-        types = ("f64", "f32", "f16", "bf16")
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
-        for role, tensor in problem.tensors.items():
-            r.require(tensor.dtype in types, f"{role} of type {', '.join(types)}", tensor.dtype)
+        for role, tensor in problem.items:
+            r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
         z, out = problem.tensors.get("z"), problem[problem.outputs[0]]
         if z is not None:
             r.require(z.dtype == out.dtype, f"z of the output's type {out.dtype}", z.dtype)
