@@ -50,6 +50,11 @@ def empty(t: TensorDescriptor, device: Any) -> Any:
     return torch.empty_strided(t.shape, t.strides, dtype=getattr(torch, DTYPES[t.dtype][0]), device=device)
 
 
+def distinct(t: TensorDescriptor) -> tuple[int, ...]:
+    """Shape without repetition: an expanded axis (stride 0), whose points share their elements, counts once."""
+    return tuple(n if s else min(n, 1) for n, s in zip(t.shape, t.strides, strict=True))
+
+
 def fill(problem: Problem, tensors: Mapping[str, Any], seed: int = 0) -> None:
     """Write fresh random values into the inputs: standard normal, or what the operation says of a role."""
     import torch
@@ -57,10 +62,8 @@ def fill(problem: Problem, tensors: Mapping[str, Any], seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for role in problem.inputs:
         t = problem[role]
-        # the distinct elements only: an expanded axis shares them
-        sizes = [n if s else min(n, 1) for n, s in zip(t.shape, t.strides, strict=True)]
-        values = problem.op.sample(role, problem.tensors, tuple(sizes), generator)
-        tensors[role].as_strided(sizes, t.strides).copy_(values)
+        values = problem.op.sample(role, problem.tensors, distinct(t), generator)
+        tensors[role].as_strided(distinct(t), t.strides).copy_(values)
 
 
 def reference(problem: Problem, inputs: Mapping[str, Any], device: Any) -> dict[str, Any]:
@@ -96,10 +99,27 @@ def relative_error(out: Any, ref: Any) -> float:
 def disagreement(
     problem: Problem, outputs: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> tuple[dict[str, float], str]:
-    """Relative error of every output, and a sentence on the first that passes its bound ('' where none does)."""
+    """Relative error of every output, and a sentence on the first that passes its bound ('' where none does).
+
+    The whole tensor's error must keep to `tolerance`. Each element's must keep to twice the rounding of its own value
+    and eight times the sum's error at the tensor's scale: one missing term shows, however large the tensor is.
+    """
     errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
     for role, error in errors.items():
         limit = 0.0 if problem[role].dtype in EXACT else tolerance(problem, role)
         if not error <= limit:
             return errors, f"{role}: relative error {error:.2e} is over the bound {limit:.2e}"
+        if limit and problem[role].numel:
+            rounding, ref = 2 * _ROUNDOFF[problem[role].dtype], expected[role].double()
+            off = (outputs[role].double() - ref).abs().nan_to_num(0.0)  # infinities were compared above
+            scale = float(ref.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+            excess = off - (rounding * ref.abs() + 8 * (limit - rounding) * scale)
+            worst = int(excess.argmax())
+            if float(excess.flatten()[worst]) > 0:
+                place = [worst // math.prod(ref.shape[i + 1 :]) % n for i, n in enumerate(ref.shape)]
+                found = float(outputs[role][tuple(place)])
+                return (
+                    errors,
+                    f"{role}: element {place} is {found:.7g}, should be {float(ref[tuple(place)]):.7g}",
+                )
     return errors, ""

@@ -1,0 +1,90 @@
+"""The reference engines, which all others are held to, against the framework in float64 on every edge line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import peer
+from lucidnn.core import numerics
+from lucidnn.core.descriptor import TensorDescriptor
+from lucidnn.core.problem import Problem, read_problems
+
+PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
+LINES = [p for file in sorted(PROBLEMS.glob("edge*.txt")) for p in read_problems(file)]
+
+
+def peer_has(problem: Problem) -> bool:
+    """Whether the framework can be asked the same: its pooling pads evenly and knows one kind of index."""
+    if not problem.op.name.startswith("max_pool"):
+        return True
+    even = all(before == after for before, after in problem.op.padding)
+    plain = problem.op.index_type != "u8" if problem.op.name == "max_pool_bwd" else True
+    return even and plain and all(n > 0 for n in problem.items[0][1].shape[1:])
+
+
+@pytest.mark.parametrize("problem", [p for p in LINES if peer_has(p)], ids=str)
+def test_reference_is_what_the_framework_computes(problem: Problem):
+    inputs = {role: numerics.empty(problem[role], "cpu") for role in problem.inputs}
+    numerics.fill(problem, inputs, seed=3)
+    ours = numerics.reference(problem, inputs, "cpu")
+    theirs = peer.answer(problem, inputs)
+    for role in problem.outputs:
+        assert ours[role].shape == theirs[role].shape == problem[role].shape
+        if problem[role].dtype in ("i32", "i64"):
+            assert torch.equal(ours[role], theirs[role].to(ours[role].dtype))
+        elif problem[role].dtype != "u8":
+            assert numerics.relative_error(ours[role], theirs[role]) < 1e-13
+
+
+@pytest.mark.parametrize("problem", [p for p in LINES if p.op.name == "max_pool_fwd"], ids=str)
+def test_window_positions_and_plane_positions_name_the_same_point(problem: Problem):
+    """The one-byte index has no counterpart in the framework: it is held to the wide one."""
+    if problem.is_empty or math.prod(problem.op.window) > 256:
+        pytest.skip("no point, or a window that a byte cannot count")
+    inputs = {role: numerics.empty(problem[role], "cpu") for role in problem.inputs}
+    numerics.fill(problem, inputs, seed=4)
+    found = {}
+    for kind in ("i64", "u8"):
+        op = dataclasses.replace(problem.op, index_type=kind)
+        tensors = {role: problem[role] for role in problem.inputs}
+        found[kind] = numerics.reference(Problem.create(op, tensors, problem.target), inputs, "cpu")
+    assert torch.equal(found["i64"]["y"], found["u8"]["y"])
+    op, sizes = problem.op, problem["x"].shape[2:]
+    tap, place = found["u8"]["index"].long(), torch.zeros_like(found["i64"]["index"])
+    inside = torch.ones_like(place, dtype=torch.bool)
+    for axis, n in enumerate(sizes):
+        r = tap // math.prod(op.window[axis + 1 :]) % op.window[axis]
+        q = torch.arange(tap.shape[2 + axis]).reshape(-1, *[1] * (len(sizes) - 1 - axis))
+        at = q * op.stride[axis] - op.padding[axis][0] + r * op.dilation[axis]
+        inside &= (at >= 0) & (at < n)
+        place = place * n + at
+    seen = found["i64"]["index"] >= 0  # a window without a point of the input has no maximum
+    assert torch.equal(place[seen], found["i64"]["index"][seen]) and bool(inside[seen].all())
+
+
+def test_a_wrong_answer_is_found():
+    """The measure itself: one element off by a little more than its bound, one NaN, one infinity."""
+    problem = Problem.parse("conv_fprop x=f32[2,3,6,6] w=f32[4,3,3,3] padding=1")
+    inputs = {role: numerics.empty(problem[role], "cpu") for role in problem.inputs}
+    numerics.fill(problem, inputs)
+    right = numerics.reference(problem, inputs, "cpu")
+    assert numerics.disagreement(problem, right, right)[1] == ""
+    for wrong in (math.nan, math.inf, float(right["y"][1, 2, 3, 4]) + 1e-3):
+        out = {"y": right["y"].clone()}
+        out["y"][1, 2, 3, 4] = wrong
+        assert "over the bound" in numerics.disagreement(problem, out, right)[1]
+
+
+def test_reference_takes_a_64_bit_path_for_every_type():
+    """Sums of 16-bit numbers keep float64's accuracy: 1 + 2^-40 summed 2^12 times from halves and singles."""
+    x = torch.full((1, 4096, 1, 1), 1.0, dtype=torch.float32)
+    w = torch.full((1, 4096, 1, 1), 1.0 + 2.0**-20, dtype=torch.float32)
+    problem = Problem.parse("conv_fprop x=f32[1,4096,1,1] w=f32[1,4096,1,1] y=f64[1,1,1,1]")
+    y = numerics.reference(problem, {"x": x, "w": w}, "cpu")["y"]
+    assert y.item() == 4096 * (1.0 + 2.0**-20)
+    assert problem["y"] == TensorDescriptor("f64", (1, 1, 1, 1))

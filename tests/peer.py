@@ -1,0 +1,141 @@
+"""The framework's own kernels as the peer of a problem: the same question asked of torch, in a type of choice.
+
+Only tests ask the peer; no engine may. Asymmetric padding is written out as a padded tensor; everything else goes into
+the framework's own arguments, so that the two definitions of stride, padding, dilation and groups meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from lucidnn.core.problem import Problem
+
+ACTIVATIONS = {
+    "identity": lambda v, p: v,
+    "relu": lambda v, p: F.relu(v),
+    "clipped_relu": lambda v, p: F.hardtanh(v, 0.0, p) if p > 0 else v * 0,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "sigmoid": lambda v, p: torch.sigmoid(v),
+    "tanh": lambda v, p: torch.tanh(v),
+    "silu": lambda v, p: F.silu(v),
+    "gelu": lambda v, p: F.gelu(v),
+    "gelu_tanh": lambda v, p: F.gelu(v, approximate="tanh"),
+    "softplus": lambda v, p: F.softplus(v, threshold=700.0),
+    "hardswish": lambda v, p: F.hardswish(v),
+    "hardsigmoid": lambda v, p: F.hardsigmoid(v),
+    "mish": lambda v, p: F.mish(v),
+}
+
+
+@contextlib.contextmanager
+def ieee() -> Iterator[None]:
+    """No TF32 inside the block: the peer is to be the best it can be."""
+    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
+
+
+def answer(
+    problem: Problem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
+    """Outputs by role, computed in `dtype` by the framework."""
+    given = {r: t.to(dtype) if t.is_floating_point() else t for r, t in inputs.items()}
+    with ieee():
+        return _FAMILIES[problem.op.name](problem, given)
+
+
+def _finish(problem: Problem, value: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    e = problem.epilogue
+    value = value if e.alpha == 1.0 else e.alpha * value
+    if "z" in given:
+        value = value + e.beta * given["z"]
+    if "bias" in given:
+        value = value + given["bias"].reshape(1, -1, *[1] * (value.ndim - 2))
+    return ACTIVATIONS[e.activation](value, e.parameter)
+
+
+def _pads(op) -> list[int]:
+    return [n for before, after in reversed(op.padding) for n in (before, after)]
+
+
+def _convolution(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    op, (out,) = problem.op, problem.outputs
+    dtype, device = given[problem.inputs[0]].dtype, given[problem.inputs[0]].device
+    if problem.is_empty:  # some of the framework's kernels refuse these; the sum has no term
+        value = torch.zeros(problem[out].shape, dtype=dtype, device=device)
+        return {out: _finish(problem, value, given)}
+    conv = (F.conv1d, F.conv2d, F.conv3d)[len(op.stride) - 1]
+    even = all(before == after for before, after in op.padding)
+    padding = [before for before, _ in op.padding] if even else [0] * len(op.stride)
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return x if even else F.pad(x, _pads(op))
+
+    if out == "y":
+        value = conv(padded(given["x"]), given["w"], None, op.stride, padding, op.dilation, op.groups)
+        return {out: _finish(problem, value, given)}
+    x = given.get("x", torch.zeros(()))
+    if out == "dx":
+        x = torch.zeros(problem["dx"].shape, dtype=dtype, device=device)
+    w = given["w"] if out == "dx" else torch.zeros(problem["dw"].shape, dtype=dtype, device=device)
+    arguments = (op.stride, padding, op.dilation, False, [0] * len(op.stride), op.groups)
+    wanted = [out == "dx", out == "dw", False]
+    gradients = torch.ops.aten.convolution_backward(given["dy"], padded(x), w, None, *arguments, wanted)
+    value = gradients[0] if out == "dx" else gradients[1]
+    if out == "dx" and not even:
+        inner = tuple(slice(p[0], p[0] + n) for p, n in zip(op.padding, problem["dx"].shape[2:], strict=True))
+        value = value[(..., *inner)]
+    return {out: _finish(problem, value, given)}
+
+
+def _bias_gradient(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    dy = given["dy"]
+    return {"db": dy.sum([axis for axis in range(dy.ndim) if axis != 1])}
+
+
+def _pointwise_forward(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"y": _finish(problem, given["x"], given)}
+
+
+def _pointwise_backward(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    e = problem.epilogue
+    x = given["x"].detach().clone().requires_grad_()
+    with torch.enable_grad():
+        value = ACTIVATIONS[e.activation](x, e.parameter)
+    (dx,) = torch.autograd.grad(value, x, given["dy"], materialize_grads=True)
+    return {"dx": e.alpha * dx}
+
+
+def _pool_forward(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    op = problem.op
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(op.window) - 1]
+    padding = [before for before, _ in op.padding]
+    y, index = pool(given["x"], op.window, op.stride, padding, op.dilation, op.ceil_mode, True)
+    return {"y": y, "index": index}
+
+
+def _pool_backward(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    dy, shape = given["dy"], problem["dx"].shape
+    dx = torch.zeros(*shape[:2], problem["dx"].numel // max(shape[0] * shape[1], 1), dtype=dy.dtype)
+    dx = dx.to(dy.device).scatter_add_(2, given["index"].flatten(2).long(), dy.flatten(2))
+    return {"dx": dx.reshape(shape)}
+
+
+_FAMILIES = {
+    "conv_fprop": _convolution,
+    "conv_dgrad": _convolution,
+    "conv_wgrad": _convolution,
+    "conv_bgrad": _bias_gradient,
+    "pointwise_fwd": _pointwise_forward,
+    "pointwise_bwd": _pointwise_backward,
+    "max_pool_fwd": _pool_forward,
+    "max_pool_bwd": _pool_backward,
+}
