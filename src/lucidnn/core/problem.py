@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from math import isfinite
 from types import MappingProxyType
 
 from .descriptor import TensorDescriptor
@@ -89,6 +89,8 @@ class Problem:
             value = getattr(epilogue, field.name)
             if value != field.default and field.name not in op.epilogue:
                 raise InvalidArgument(field.name, value, f"{field.default}: {op.name} has no such epilogue")
+            if isinstance(value, float) and not isfinite(value):
+                raise InvalidArgument(field.name, value, "a finite number")
         if ("z" in tensors) != (epilogue.beta != 0.0):
             raise InvalidArgument("beta", epilogue.beta, "a number other than 0 exactly where z is given")
         op = op.resolved(tensors)
@@ -106,6 +108,9 @@ class Problem:
 
     def __getitem__(self, role: str) -> TensorDescriptor:
         return self.tensors[role]
+
+    def __getstate__(self):  # without what is cached: a read-only mapping does not pickle
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, TensorDescriptor]:
@@ -227,8 +232,12 @@ class Problem:
             op = kind(**attributes)
             return cls.create(op, tensors, target or Target.parse("cpu"), Epilogue(**finish), math)  # type: ignore[arg-type]
         except InvalidArgument as error:
-            argument = {"activation": "act", "target": "on"}.get(error.argument, error.argument)
-            raise ProblemSyntaxError(text, where.get(argument, 0), str(error)) from None
+            word = {"activation": "act", "parameter": "act", "target": "on"}.get(
+                error.argument, error.argument
+            )
+            if word == "beta" and word not in where:  # z is there alone
+                word = "z"
+            raise ProblemSyntaxError(text, where.get(word, 0), str(error)) from None
 
 
 def _decode(read, value: str, key: str, form: str):
@@ -236,23 +245,3 @@ def _decode(read, value: str, key: str, form: str):
         return read(value)
     except (ValueError, KeyError, IndexError):
         raise InvalidArgument(key, repr(value), form) from None
-
-
-def read_problems(path: str | Path, target: Target | None = None) -> list[Problem]:
-    """Problems of a file, one a line; ``#`` starts a comment.
-
-    Raises
-    ------
-    ProblemSyntaxError
-        Names file and line.
-    """
-    problems = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        line = line.partition("#")[0].rstrip()
-        if not line:
-            continue
-        try:
-            problems.append(Problem.parse(line, target))
-        except ProblemSyntaxError as error:
-            raise ProblemSyntaxError(line, error.position, f"{path}:{number}: {error.message}") from None
-    return problems
