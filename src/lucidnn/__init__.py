@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     )
     from .core.operation import Epilogue, Operation
     from .core.plan import Plan, candidates, explain, find, select
-    from .core.problem import Problem, read_problems
+    from .core.problem import Problem
     from .core.settings import Settings, configure, using
     from .core.target import Target
+    from .testing import read_problems
 
 __version__ = "0.1.0"
 
@@ -86,7 +87,7 @@ _PUBLIC: dict[str, str | None] = {
     "find": "lucidnn.core.plan",
     "select": "lucidnn.core.plan",
     "Problem": "lucidnn.core.problem",
-    "read_problems": "lucidnn.core.problem",
+    "read_problems": "lucidnn.testing",
     "Settings": "lucidnn.core.settings",
     "configure": "lucidnn.core.settings",
     "using": "lucidnn.core.settings",

@@ -1,6 +1,8 @@
-"""Running an engine under suspicion: poisoned outputs and workspaces, guard bands, comparison in float64.
+"""Proof: lists of problems, what "agrees with the definition" means, and running an engine under suspicion.
 
-Used by the tests and by ``lucidnn verify``; for an engine of your own::
+The reference engine answers in float64; an error measure and its bound say whether another engine agrees. `verify`
+runs an engine on poisoned outputs and workspaces between guard bands. Used by the tests, by `lucidnn.find` and by
+``lucidnn verify``; for an engine of your own::
 
     check = verify(problem, engine, engine.configs(problem)[0], torch.device("cpu"))
     assert not check.fault
@@ -9,16 +11,160 @@ Used by the tests and by ``lucidnn verify``; for an engine of your own::
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from .core import numerics
+from .core import registry
 from .core.descriptor import DTYPES, TensorDescriptor
 from .core.engine import Config, Engine, Run
+from .core.errors import ProblemSyntaxError
 from .core.problem import Problem
+from .core.target import Target
 
 GUARD = 4096  # bytes before and after every buffer that must stay as they were; a multiple of 16
 _POISON = 0xFF  # every float type reads these bytes as NaN
+
+# Unit roundoff of what an operand or result is rounded to.
+EXACT = ("u8", "i32", "i64")
+_ROUNDOFF = {
+    "f64": 2.0**-53,
+    "f32": 2.0**-24,
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "f8e4m3": 2.0**-4,
+    "f8e5m2": 2.0**-3,
+}
+
+
+def tolerance(problem: Problem, role: str) -> float:
+    """Largest accepted ``|out - ref| / |ref|`` (Frobenius): rounding of the result, and of a sum over the reduction.
+
+    Rounding errors of a sum of n terms grow like sqrt(n) for random data; products of 16-bit numbers are exact in
+    float32. TF32 rounds operands to 11 bits.
+
+    Examples
+    --------
+    >>> tolerance(Problem.parse("conv_fprop x=bf16[2,64,8,8] w=bf16[8,64,3,3]"), "y") < 1e-2
+    True
+    """
+    out = problem[role]
+    arithmetic = "f64" if problem.items[0][1].dtype == "f64" else "f32"
+    terms = max(problem.flops / max(2 * out.numel, 1), 1.0)
+    error = 2 * _ROUNDOFF[out.dtype] + 4 * _ROUNDOFF[arithmetic] * math.sqrt(terms)
+    if problem.math == "tf32":
+        error += 2.0**-11
+    return error
+
+
+def empty(t: TensorDescriptor, device: Any) -> Any:
+    """An uninitialised framework tensor of this description (alignment is the allocator's)."""
+    import torch
+
+    return torch.empty_strided(t.shape, t.strides, dtype=getattr(torch, DTYPES[t.dtype][0]), device=device)
+
+
+def distinct(t: TensorDescriptor) -> tuple[int, ...]:
+    """Shape without repetition: an expanded axis (stride 0), whose points share their elements, counts once."""
+    return tuple(n if s else min(n, 1) for n, s in zip(t.shape, t.strides, strict=True))
+
+
+def fill(problem: Problem, tensors: Mapping[str, Any], seed: int = 0) -> None:
+    """Write fresh random values into the inputs: standard normal, or what the operation says of a role."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for role in problem.inputs:
+        t = problem[role]
+        values = problem.op.sample(role, problem.tensors, distinct(t), generator)
+        tensors[role].as_strided(distinct(t), t.strides).copy_(values)
+
+
+def buffers(problem: Problem, device: Any, seed: int = 0) -> dict[str, Any]:
+    """A tensor for every role of a problem: inputs filled, outputs not."""
+    tensors = {role: empty(t, device) for role, t in problem.items}
+    fill(problem, tensors, seed)
+    return tensors
+
+
+def reference(problem: Problem, inputs: Mapping[str, Any], device: Any) -> dict[str, Any]:
+    """Outputs of the reference engine, in float64 (integers as they are)."""
+    precise = dict(problem.items)
+    for role in problem.outputs:
+        t = problem[role]
+        precise[role] = TensorDescriptor(t.dtype if t.dtype in EXACT else "f64", t.shape)
+    exact = dataclasses.replace(problem, items=tuple(precise.items()))
+    engines = registry.for_operation(problem.op.name)
+    engine = next(e for e in engines if "reference" in e.notes and problem.target.kind in e.targets)
+    outputs = {role: empty(exact[role], device) for role in problem.outputs}
+    engine.build(exact, {})((*(inputs[r] for r in problem.inputs), *outputs.values()), None)
+    return outputs
+
+
+def relative_error(out: Any, ref: Any) -> float:
+    """``|out - ref| / |ref|`` in float64; infinite where NaN or infinity stands in one and not in the other."""
+    import torch
+
+    out, ref = out.double(), ref.double()
+    strange = ~torch.isfinite(ref)
+    if bool((strange != ~torch.isfinite(out)).any()) or not torch.equal(
+        out[strange].nan_to_num(), ref[strange].nan_to_num()
+    ):
+        return math.inf
+    out, ref = out[~strange], ref[~strange]
+    scale = float(ref.norm())
+    difference = float((out - ref).norm())
+    return difference / scale if scale else (0.0 if difference == 0 else math.inf)
+
+
+def disagreement(
+    problem: Problem, outputs: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[dict[str, float], str]:
+    """Relative error of every output, and a sentence on the first that passes its bound ('' where none does).
+
+    The whole tensor's error must keep to `tolerance`. Each element's must keep to twice the rounding of its own value
+    and eight times the sum's error at the tensor's scale: one missing term shows, however large the tensor is.
+    """
+    errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
+    for role, error in errors.items():
+        limit = 0.0 if problem[role].dtype in EXACT else tolerance(problem, role)
+        if not error <= limit:
+            return errors, f"{role}: relative error {error:.2e} is over the bound {limit:.2e}"
+        if limit and problem[role].numel:
+            rounding, ref = 2 * _ROUNDOFF[problem[role].dtype], expected[role].double()
+            off = (outputs[role].double() - ref).abs().nan_to_num(0.0)  # infinities were compared above
+            scale = float(ref.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+            excess = off - (rounding * ref.abs() + 8 * (limit - rounding) * scale)
+            worst = int(excess.argmax())
+            if float(excess.flatten()[worst]) > 0:
+                place = [worst // math.prod(ref.shape[i + 1 :]) % n for i, n in enumerate(ref.shape)]
+                found = float(outputs[role][tuple(place)])
+                return (
+                    errors,
+                    f"{role}: element {place} is {found:.7g}, should be {float(ref[tuple(place)]):.7g}",
+                )
+    return errors, ""
+
+
+def read_problems(path: str | Path, target: Target | None = None) -> list[Problem]:
+    """Problems of a file, one a line; ``#`` starts a comment.
+
+    Raises
+    ------
+    ProblemSyntaxError
+        Names file and line.
+    """
+    problems = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        line = line.partition("#")[0].rstrip()
+        if not line:
+            continue
+        try:
+            problems.append(Problem.parse(line, target))
+        except ProblemSyntaxError as error:
+            raise ProblemSyntaxError(line, error.position, f"{path}:{number}: {error.message}") from None
+    return problems
 
 
 def allocate(t: TensorDescriptor, device: Any, poison: bool = False) -> tuple[Any, Any]:
@@ -36,7 +182,7 @@ def allocate(t: TensorDescriptor, device: Any, poison: bool = False) -> tuple[An
     start = GUARD + -buffer.data_ptr() % 16 + t.alignment % 16
     flat = buffer[start : start + nbytes].view(getattr(torch, DTYPES[t.dtype][0]))
     if not poison and t.numel:
-        torch.as_strided(flat, numerics.distinct(t), t.strides).zero_()
+        torch.as_strided(flat, distinct(t), t.strides).zero_()
     return torch.as_strided(flat, t.shape, t.strides), buffer
 
 
@@ -79,7 +225,7 @@ def _outside(t: TensorDescriptor, tensor: Any, buffer: Any) -> Any:
     outside = torch.ones_like(buffer, dtype=torch.bool)
     if t.numel:
         elements = torch.ones(t.span, dtype=torch.bool, device=buffer.device)
-        torch.as_strided(elements, numerics.distinct(t), t.strides).fill_(False)
+        torch.as_strided(elements, distinct(t), t.strides).fill_(False)
         start = tensor.data_ptr() - buffer.data_ptr()
         outside[start : start + t.span * t.itemsize] = elements.repeat_interleave(t.itemsize)
     return outside
@@ -103,7 +249,7 @@ def verify(problem: Problem, engine: Engine, config: Config, device: Any, seed: 
     Returns
     -------
     Check
-        With the relative error of every output, and a fault where an error passes `numerics.tolerance`, memory outside
+        With the relative error of every output, and a fault where an error passes `tolerance`, memory outside
         was written, an input changed, or the runs differ though the engine has not the note ``nondeterministic``.
     """
     import torch
@@ -111,12 +257,12 @@ def verify(problem: Problem, engine: Engine, config: Config, device: Any, seed: 
     inputs, buffers = {}, {}
     for role in problem.inputs:
         inputs[role], buffers[role] = allocate(problem[role], device)
-    numerics.fill(problem, inputs, seed)
+    fill(problem, inputs, seed)
     before = {role: buffer.clone() for role, buffer in buffers.items()}
     run, size = engine.build(problem, config), engine.workspace_size(problem, config)
     outputs, fault = run_guarded(problem, run, size, inputs, device)
     again, second = run_guarded(problem, run, size, inputs, device)
-    errors, difference = numerics.disagreement(problem, outputs, numerics.reference(problem, inputs, device))
+    errors, difference = disagreement(problem, outputs, reference(problem, inputs, device))
     faults = [fault, second, difference]
     for role, buffer in buffers.items():
         if not torch.equal(buffer, before[role]):

@@ -21,9 +21,9 @@ import torch
 
 from lucidnn.core import registry
 from lucidnn.core.engine import NOTES
-from lucidnn.core.problem import Problem, read_problems
+from lucidnn.core.problem import Problem
 from lucidnn.core.target import Target
-from lucidnn.testing import allocate, run_guarded, verify
+from lucidnn.testing import allocate, read_problems, run_guarded, verify
 
 PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
 FILES = sorted(PROBLEMS.glob("edge*.txt"))

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import peer
-from lucidnn.core import numerics
+from lucidnn import testing
 from lucidnn.core.descriptor import TensorDescriptor
-from lucidnn.core.problem import Problem, read_problems
+from lucidnn.core.problem import Problem
+from lucidnn.testing import read_problems
 
 PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
 LINES = [p for file in sorted(PROBLEMS.glob("edge*.txt")) for p in read_problems(file)]
@@ -29,16 +30,16 @@ def peer_has(problem: Problem) -> bool:
 
 @pytest.mark.parametrize("problem", [p for p in LINES if peer_has(p)], ids=str)
 def test_reference_is_what_the_framework_computes(problem: Problem):
-    inputs = {role: numerics.empty(problem[role], "cpu") for role in problem.inputs}
-    numerics.fill(problem, inputs, seed=3)
-    ours = numerics.reference(problem, inputs, "cpu")
+    inputs = {role: testing.empty(problem[role], "cpu") for role in problem.inputs}
+    testing.fill(problem, inputs, seed=3)
+    ours = testing.reference(problem, inputs, "cpu")
     theirs = peer.answer(problem, inputs)
     for role in problem.outputs:
         assert ours[role].shape == theirs[role].shape == problem[role].shape
         if problem[role].dtype in ("i32", "i64"):
             assert torch.equal(ours[role], theirs[role].to(ours[role].dtype))
         elif problem[role].dtype != "u8":
-            assert numerics.relative_error(ours[role], theirs[role]) < 1e-13
+            assert testing.relative_error(ours[role], theirs[role]) < 1e-13
 
 
 @pytest.mark.parametrize("problem", [p for p in LINES if p.op.name == "max_pool_fwd"], ids=str)
@@ -46,13 +47,13 @@ def test_window_positions_and_plane_positions_name_the_same_point(problem: Probl
     """The one-byte index has no counterpart in the framework: it is held to the wide one."""
     if problem.is_empty or math.prod(problem.op.window) > 256:
         pytest.skip("no point, or a window that a byte cannot count")
-    inputs = {role: numerics.empty(problem[role], "cpu") for role in problem.inputs}
-    numerics.fill(problem, inputs, seed=4)
+    inputs = {role: testing.empty(problem[role], "cpu") for role in problem.inputs}
+    testing.fill(problem, inputs, seed=4)
     found = {}
     for kind in ("i64", "u8"):
         op = dataclasses.replace(problem.op, index_type=kind)
         tensors = {role: problem[role] for role in problem.inputs}
-        found[kind] = numerics.reference(Problem.create(op, tensors, problem.target), inputs, "cpu")
+        found[kind] = testing.reference(Problem.create(op, tensors, problem.target), inputs, "cpu")
     assert torch.equal(found["i64"]["y"], found["u8"]["y"])
     op, sizes = problem.op, problem["x"].shape[2:]
     tap, place = found["u8"]["index"].long(), torch.zeros_like(found["i64"]["index"])
@@ -70,14 +71,14 @@ def test_window_positions_and_plane_positions_name_the_same_point(problem: Probl
 def test_a_wrong_answer_is_found():
     """The measure itself: one element off by a little more than its bound, one NaN, one infinity."""
     problem = Problem.parse("conv_fprop x=f32[2,3,6,6] w=f32[4,3,3,3] padding=1")
-    inputs = {role: numerics.empty(problem[role], "cpu") for role in problem.inputs}
-    numerics.fill(problem, inputs)
-    right = numerics.reference(problem, inputs, "cpu")
-    assert numerics.disagreement(problem, right, right)[1] == ""
+    inputs = {role: testing.empty(problem[role], "cpu") for role in problem.inputs}
+    testing.fill(problem, inputs)
+    right = testing.reference(problem, inputs, "cpu")
+    assert testing.disagreement(problem, right, right)[1] == ""
     for wrong in (math.nan, math.inf, float(right["y"][1, 2, 3, 4]) + 1e-3):
         out = {"y": right["y"].clone()}
         out["y"][1, 2, 3, 4] = wrong
-        assert "over the bound" in numerics.disagreement(problem, out, right)[1]
+        assert "over the bound" in testing.disagreement(problem, out, right)[1]
 
 
 def test_reference_takes_a_64_bit_path_for_every_type():
@@ -85,6 +86,6 @@ def test_reference_takes_a_64_bit_path_for_every_type():
     x = torch.full((1, 4096, 1, 1), 1.0, dtype=torch.float32)
     w = torch.full((1, 4096, 1, 1), 1.0 + 2.0**-20, dtype=torch.float32)
     problem = Problem.parse("conv_fprop x=f32[1,4096,1,1] w=f32[1,4096,1,1] y=f64[1,1,1,1]")
-    y = numerics.reference(problem, {"x": x, "w": w}, "cpu")["y"]
+    y = testing.reference(problem, {"x": x, "w": w}, "cpu")["y"]
     assert y.item() == 4096 * (1.0 + 2.0**-20)
     assert problem["y"] == TensorDescriptor("f64", (1, 1, 1, 1))
