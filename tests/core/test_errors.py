@@ -19,7 +19,8 @@ from lucidnn.core.errors import (
     ProblemSyntaxError,
     UnknownEngine,
 )
-from lucidnn.core.problem import Problem, read_problems
+from lucidnn.core.problem import Problem
+from lucidnn.testing import read_problems
 
 X, W = torch.zeros(2, 4, 6, 6), torch.zeros(8, 4, 3, 3)
 
