@@ -1,8 +1,8 @@
 """The convolution kernels in Triton's interpreter, on toy problems, against a float64 definition in numpy.
 
-Every buffer starts as NaN with a band around it that must not change; strides are the problem's own. Each problem runs with
-its default tiles and with the smallest ones, so that there are several tiles, trips and parts. bfloat16 is left out: the
-interpreter multiplies its raw bits.
+Every buffer starts as NaN with a band around it that must not change; strides are the problem's own. Each problem runs
+with its default tiles and with the smallest ones, so that there are several tiles, trips and parts. bfloat16 is left
+out: the interpreter multiplies its raw bits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ conv_dgrad dy=f32[2,4,2,2] w=f32[4,3,2,2] dx=f32[2,3,9,9] stride=5
 conv_dgrad dy=f32[2,4,4,4] w=f32[4,3,1,1] dx=f32[2,3,8,8] stride=2 z=f32[2,3,8,8] beta=1.0
 conv_dgrad dy=f32[2,32,4,4]@nhwc w=f32[32,16,3,3]@nhwc dx=f32[2,16,8,7]@nhwc stride=2 padding=1 alpha=0.5
 conv_dgrad dy=f32[1,17,4,3] w=f32[17,20,3,2] dx=f32[1,20,6,8] stride=2,3 padding=1:2,2:1 dilation=1,2
-conv_dgrad dy=f32[1,4,4,3,7] w=f32[4,3,2,3,2] dx=f32[1,3,4,5,6] stride=1,2,1 padding=1:0,0:2,1:1 z=f32[1,3,4,5,6] beta=-0.5
+conv_dgrad dy=f32[1,4,4,3,7] w=f32[4,3,2,3,2] dx=f32[1,3,4,5,6] stride=1,2,1 padding=1:0,0:2,1 z=f32[1,3,4,5,6] beta=-1
 conv_dgrad dy=f32[1,4,2,3,2] w=f32[4,3,3,3,3] dx=f32[1,3,4,5,4] stride=2 padding=1
 conv_dgrad dy=f32[2,16,2,2]@nhwc w=f32[16,4,3,3] dx=f32[2,4,9,9] stride=4 dilation=2 padding=0
 conv_dgrad dy=f32[2,6,5,5] w=f32[6,1,3,3] dx=f32[2,6,5,5] padding=1 groups=6
@@ -88,7 +88,7 @@ conv_wgrad x=f32[1,3,4,5,6] dy=f32[1,4,4,3,7] dw=f32[4,3,2,3,2] stride=1,2,1 pad
 conv_wgrad x=f32[1,16,3,4,5]@ndhwc dy=f32[1,6,3,2,5]@ndhwc dw=f32[6,16,3,3,3] padding=1 dilation=1,2,1
 conv_wgrad x=f32[2,6,5,5] dy=f32[2,6,5,5] dw=f32[6,1,3,3] padding=1 groups=6
 conv_wgrad x=f32[2,40,3,3]@nhwc dy=f32[2,36,2,2] dw=f32[36,20,2,2]@nhwc groups=2
-conv_wgrad x=f32[2,5,7,6]@(0,1,30,5) dy=f32[2,9,5,4]@(0,0,4,1) dw=f32[9,5,3,3]@(100,20,6,2) z=f32[9,5,3,3] beta=0.5 alpha=2.0
+conv_wgrad x=f32[2,5,7,6]@(0,1,30,5) dy=f32[2,9,5,4]@(0,0,4,1) dw=f32[9,5,3,3]@(100,20,6,2) z=f32[9,5,3,3] beta=0.5
 """.strip().splitlines()
 
 BGRAD = """

@@ -116,7 +116,7 @@ class Launch:
                 constants[(index,)] = self.constexprs[name]
             else:
                 value = self.args[name]
-                kind, divisor = _specialise(value, problem.tensors)
+                kind, divisor = specialise(value, problem.tensors)
                 if kind == "constexpr":
                     constants[(index,)] = None if isinstance(value, str) else value
             signature[name] = kind
@@ -146,7 +146,7 @@ def gpu_target(target: Target) -> GPUTarget:
     return GPUTarget("hip", target.arch, 64 if target.arch.startswith("gfx9") else 32)
 
 
-def _specialise(value: Argument, tensors: Mapping[str, TensorDescriptor]) -> tuple[str, int]:
+def specialise(value: Argument, tensors: Mapping[str, TensorDescriptor]) -> tuple[str, int]:
     """Type in the kernel's signature, and the power of two, at most 16, that is known to divide address or
     number.
     """

@@ -73,5 +73,18 @@ def resources(kernel: Any) -> Resources:
     return Resources(registers, spills, kernel.metadata.shared, dict(matrix), copies)
 
 
+def assembler_log(kernel: Any) -> str:
+    """What ptxas says about a kernel for an NVIDIA GPU; C7515 in it means that all its wgmma are serialised."""
+    capability = kernel.metadata.target.arch
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    assembler = tools / ("ptxas-blackwell" if capability >= 100 else "ptxas")
+    suffix = "a" if capability >= 90 else ""
+    with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
+        file.write(kernel.asm["ptx"])
+        file.flush()
+        command = [assembler, "-v", f"--gpu-name=sm_{capability}{suffix}", file.name, "-o", "/dev/null"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+
 def _output(*command: Any) -> str:
     return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout

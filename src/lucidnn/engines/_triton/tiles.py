@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...core.target import Target
 
-# (BLOCK_M, BLOCK_N, num_warps, part of the peak rate), for matrix units and for the vector units
+# (BLOCK_M, BLOCK_N, num_warps, num_stages, part of the peak rate), for matrix units and for the vector units.
+# Three stages where a fourth would keep a second block off the processor.
 _MATRIX = (
-    (128, 256, 8, 0.68), (256, 128, 8, 0.66), (128, 128, 8, 0.56), (128, 128, 4, 0.55), (256, 64, 8, 0.48),
-    (128, 64, 4, 0.42), (64, 128, 4, 0.40), (64, 64, 4, 0.30), (128, 32, 4, 0.24), (64, 32, 4, 0.17),
-    (128, 16, 4, 0.13), (64, 16, 4, 0.09),
+    (128, 256, 8, 3, 0.68), (256, 128, 8, 3, 0.66), (128, 128, 8, 3, 0.56), (128, 128, 4, 4, 0.55),
+    (256, 64, 8, 4, 0.48), (128, 64, 4, 4, 0.42), (64, 128, 4, 4, 0.40), (64, 64, 4, 4, 0.30), (128, 32, 4, 4, 0.24),
+    (64, 32, 4, 4, 0.17), (128, 16, 4, 4, 0.13), (64, 16, 4, 4, 0.09),
 )  # fmt: skip
 _VECTOR = (
-    (128, 64, 8, 0.40), (64, 128, 8, 0.40), (64, 64, 4, 0.35), (64, 32, 4, 0.28), (32, 64, 4, 0.28), (128, 32, 4, 0.30),
-    (32, 32, 4, 0.18), (128, 16, 4, 0.18), (64, 16, 4, 0.14), (16, 16, 4, 0.04),
+    (128, 64, 8, 3, 0.40), (64, 128, 8, 3, 0.40), (64, 64, 4, 3, 0.35), (128, 32, 4, 3, 0.30), (64, 32, 4, 3, 0.28),
+    (32, 64, 4, 3, 0.28), (32, 32, 4, 3, 0.18), (128, 16, 4, 3, 0.18), (64, 16, 4, 3, 0.14), (16, 16, 4, 3, 0.04),
 )  # fmt: skip
 STEP_LATENCY = 0.25e-6  # seconds a trip of the loop takes where one block has a processor for itself
 
@@ -53,15 +54,12 @@ class Gemm:
         return self.dtype in ("f16", "bf16") or (self.dtype == "f32" and self.math == "tf32")
 
 
-def block_ks(gemm: Gemm, target: Target) -> list[int]:
-    """Depths of a trip, best guess first: 128 bytes of each row where the reduction is that long."""
+def block_k(gemm: Gemm, target: Target) -> int:
+    """Depth of a trip: 128 bytes of each row, less where the reduction is short (and on AMD GPUs' smaller memory)."""
     if not gemm.on_matrix_units:
-        return [16]
-    widest = 128 // gemm.itemsize
-    if target.kind == "hip":
-        widest //= 2
-    fitting = [b for b in (64, 32, 16) if b <= widest and (b == 16 or b <= 2 * gemm.depth - 16)]
-    return fitting[:1]
+        return 16
+    widest = 128 // gemm.itemsize // (2 if target.kind == "hip" else 1)
+    return next(k for k in (64, 32, 16) if k <= widest and (k == 16 or k <= 2 * gemm.depth - 16))
 
 
 def shared_bytes(config: dict, itemsize: int, target: Target) -> int:
@@ -74,38 +72,38 @@ def shared_bytes(config: dict, itemsize: int, target: Target) -> int:
 
 def shapes(gemm: Gemm, target: Target) -> Iterator[dict]:
     """Valid tile shapes, in no order."""
-    for m, n, warps, _ in _MATRIX if gemm.on_matrix_units else _VECTOR:
-        smallest_n, smallest_m = (16, 64) if gemm.on_matrix_units else (16, 16)
-        if (n > smallest_n and n >= 2 * gemm.n) or (m > smallest_m and m >= 2 * gemm.m):
+    smallest_m = 64 if gemm.on_matrix_units else 16
+    for m, n, warps, most_stages, _ in _MATRIX if gemm.on_matrix_units else _VECTOR:
+        if (n > 16 and n >= 2 * gemm.n) or (m > smallest_m and m >= 2 * gemm.m):
             continue  # half the tile or more would be empty
-        for k in block_ks(gemm, target):
-            for stages in (4, 3, 2):
-                config = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
-                if target.kind == "hip" and stages > 2:
-                    continue
-                if stages == 4 and m * n > 128 * 128:
-                    continue  # the accumulator leaves no room for a second block anyway
-                if shared_bytes(config, gemm.itemsize, target) <= target.shared_memory - 2048:
-                    yield config
-                    break
+        for stages in range(2 if target.kind == "hip" else most_stages, 1, -1):
+            config = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": block_k(gemm, target)}
+            config |= {"num_warps": warps, "num_stages": stages}
+            if shared_bytes(config, gemm.itemsize, target) <= target.shared_memory - 2048:
+                yield config
+                break
 
 
-def ranked(gemm: Gemm, target: Target, most: int = 8) -> list[dict]:
-    """Valid tile shapes, the one with the shortest estimate first."""
-    found = [(seconds(gemm, config, target), config) for config in shapes(gemm, target)]
-    return [config for _, config in sorted(found, key=lambda pair: pair[0])[:most]]
+def ranked(gemm: Gemm, configs: Iterable[dict], target: Target, most: int = 8) -> list[dict]:
+    """The configs with the shortest estimates, best first; no stage is asked for that the loop never fills."""
+    found = sorted(configs, key=lambda config: seconds(gemm, config, target))[:most]
+    return [{**c, "num_stages": min(c["num_stages"], trips(gemm, c))} for c in found]
+
+
+def trips(gemm: Gemm, config: Mapping[str, Any]) -> int:
+    """Turns of the loop over the reduction, of the longest part where it is split."""
+    return math.ceil(gemm.pieces * math.ceil(gemm.depth / config["BLOCK_K"]) / config.get("SPLIT_K", 1))
 
 
 def seconds(gemm: Gemm, config: Mapping[str, Any], target: Target) -> float:
     """Estimated time of the products with this tile and, where it has one, its SPLIT_K, without the launch."""
     m, n, k, split = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], config.get("SPLIT_K", 1)
     table = _MATRIX if gemm.on_matrix_units else _VECTOR
-    rate = max((r for bm, bn, _, r in table if bm * bn <= m * n), default=table[-1][3])
-    trips = math.ceil(gemm.pieces * math.ceil(gemm.depth / k) / split)
+    rate = max((r for bm, bn, _, _, r in table if bm * bn <= m * n), default=table[-1][-1])
     tiles = math.ceil(gemm.m / m) * math.ceil(gemm.n / n) * gemm.batch * split
     peak = target.flops(gemm.dtype, gemm.math) / target.processors
-    work = math.ceil(tiles / target.processors) * trips * 2.0 * m * n * k / (peak * rate)
-    time = max(work, trips * STEP_LATENCY)
+    work = math.ceil(tiles / target.processors) * trips(gemm, config) * 2.0 * m * n * k / (peak * rate)
+    time = max(work, trips(gemm, config) * STEP_LATENCY)
     if split > 1:
         time += 1e-6 + 8.0 * split * gemm.m * gemm.n * gemm.batch / target.bandwidth
     return time

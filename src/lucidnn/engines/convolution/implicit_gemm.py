@@ -33,7 +33,7 @@ from ...ops.convolution import Geometry
 from .._triton.epilogue import finish
 from .._triton.index import INT32, columns, pixels_first, rows
 from .._triton.launch import Argument, Launch, TritonEngine, blend
-from .._triton.tiles import Gemm, ranked, seconds
+from .._triton.tiles import Gemm, ranked, seconds, shapes
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
@@ -148,15 +148,15 @@ def conv_gather(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64 if src.dtype.element_ty == tl.float64 else tl.float32)
     # ---- the product. max(.., 1): a loop that might not run makes Triton 3.6 have every wgmma serialised
     if PACKED:
-        steps = tl.cdiv(taps * RED, BLOCK_K)
+        steps = tl.cdiv(taps * PACKED, BLOCK_K)
     else:
         blocks = tl.cdiv(RED, BLOCK_K)
         steps = blocks * taps
     for step in range(tl.maximum(steps, 1)):
         if PACKED:
             index = step * BLOCK_K + tl.arange(0, BLOCK_K)
-            tap = index // RED
-            c = index - tap * RED
+            tap = index // PACKED
+            c = index - tap * PACKED
             ok_c = tap < taps
         else:
             if TAPS_INNER:
@@ -287,7 +287,8 @@ class ImplicitGemm(TritonEngine):
         return refusals
 
     def configs(self, problem: Problem) -> list[Config]:
-        found = ranked(_View(problem).gemm, problem.target)
+        gemm, target = _View(problem).gemm, problem.target
+        found = ranked(gemm, shapes(gemm, target), target)
         return [{**config, "GROUP_M": 8, "TAPS_INNER": False} for config in found]
 
     def cost(self, problem: Problem, config: Config) -> float:
@@ -322,7 +323,7 @@ class ImplicitGemm(TritonEngine):
         for name, values in (("STRIDE", g.stride), ("DILATION", g.dilation), ("STEP", v.steps)):
             constexprs.update({f"{name}_{axis}": value for axis, value in zip("DHW", values)})
         constexprs.update(
-            DGRAD=v.dgrad, HAS_D=len(problem.op.stride) == 3, PACKED=v.packed,
+            DGRAD=v.dgrad, HAS_D=len(problem.op.stride) == 3, PACKED=v.red if v.packed else 0,
             EVEN=even and not (v.packed and v.phases > 1),
             WIDE=pixels_beyond or any(t.span > INT32 for _, t in problem.items),
             SRC_TURNED=pixels_first(v.src_strides, v.red),

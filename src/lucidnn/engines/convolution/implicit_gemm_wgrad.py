@@ -28,7 +28,7 @@ from ...ops.convolution import Geometry
 from .._triton.epilogue import finish
 from .._triton.index import INT32, columns, divide, pixels_first, reciprocal, rows
 from .._triton.launch import Argument, Launch, Slice, TritonEngine, blend
-from .._triton.tiles import Gemm, seconds, shapes
+from .._triton.tiles import Gemm, ranked, seconds, shapes
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
@@ -266,10 +266,8 @@ class ImplicitGemmWgrad(TritonEngine):
             splits = {
                 max(1, min(waves * target.processors // tiles, steps, MOST_PARTS)) for waves in (1, 2, 4)
             }
-            for split in sorted(splits | {1}):
-                with_split = {**config, "SPLIT_K": split}
-                found.append((seconds(view.gemm, with_split, target), with_split))
-        return [config for _, config in sorted(found, key=lambda pair: pair[0])[:8]]
+            found += [{**config, "SPLIT_K": split} for split in sorted(splits | {1})]
+        return ranked(view.gemm, found, target)
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
         view = _View(problem)

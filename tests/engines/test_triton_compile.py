@@ -1,0 +1,180 @@
+"""Every Triton engine's launches are compiled for four GPUs that are not there, and the machine code is looked at.
+
+The default run takes the first config of representative problems; ``-m slow`` takes every config of many more.
+Registers, spills and shared memory go into the test report as properties. Compiled kernels are kept by Triton, so a
+second run is quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from lucidnn.core.problem import Problem
+from lucidnn.core.registry import engines, failures, for_operation
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942")
+
+HOT = """
+conv_fprop x={t}[64,256,56,56]@nhwc w={t}[256,256,3,3]@nhwc padding=1
+conv_fprop x={t}[64,64,56,56]@nhwc w={t}[64,64,3,3]@nhwc bias={t}[64] act=relu padding=1
+conv_fprop x={t}[64,256,56,56]@nhwc w={t}[64,256,1,1]@nhwc
+conv_dgrad dy={t}[64,256,56,56]@nhwc w={t}[256,256,3,3]@nhwc padding=1
+conv_dgrad dy={t}[64,128,28,28]@nhwc w={t}[128,128,3,3]@nhwc dx={t}[64,128,56,56]@nhwc stride=2 padding=1
+conv_wgrad x={t}[64,256,56,56]@nhwc dy={t}[64,256,56,56]@nhwc dw={t}[256,256,3,3]@nhwc padding=1
+conv_wgrad x={t}[64,256,56,56]@nhwc dy={t}[64,64,56,56]@nhwc dw={t}[64,256,1,1]@nhwc
+""".strip().splitlines()
+
+USUAL = """
+conv_fprop x={t}[16,64,28,28]@{l} w={t}[96,64,3,3]@{l} bias={t}[96] act=silu padding=1
+conv_fprop x={t}[16,3,32,32]@{l} w={t}[32,3,3,3]@{l} padding=1
+conv_dgrad dy={t}[16,64,14,14]@{l} w={t}[64,32,3,3]@{l} dx={t}[16,32,28,28]@{l} stride=2 padding=1
+conv_wgrad x={t}[16,32,28,28]@{l} dy={t}[16,64,28,28]@{l} dw={t}[64,32,3,3]@{l} padding=1
+""".strip().splitlines()
+
+OTHERS = """
+conv_bgrad dy=bf16[16,64,28,28]@nhwc
+conv_bgrad dy=f32[16,64,28,28]
+max_pool_fwd x=f32[16,32,32,32] window=2
+max_pool_fwd x=bf16[16,32,33,32]@nhwc window=3 stride=2 padding=1 index_type=u8
+max_pool_bwd dy=f32[16,32,16,16] index=i64[16,32,16,16] dx=f32[16,32,32,32] window=2
+pointwise_fwd x=bf16[16,32,32,32]@nhwc bias=bf16[32] act=gelu
+pointwise_fwd x=f64[16,32,33] act=tanh
+pointwise_bwd dy=f32[16,32,32,32] x=f32[16,32,32,32] act=relu
+""".strip().splitlines()
+
+MANY = """
+conv_fprop x={t}[2,40,17,19]@{l} w={t}[72,40,5,5]@{l} z={t}[2,72,7,8]@{l} alpha=0.5 beta=2.0 stride=2 act=mish
+conv_fprop x={t}[2,33,70]@{c} w={t}[20,33,9]@{c} stride=3 padding=4:2 dilation=2
+conv_fprop x={t}[1,16,6,20,20]@{d} w={t}[24,16,3,3,3]@{d} padding=1 bias=f32[24] act=relu
+conv_fprop x={t}[4,64,14,14]@{l} w={t}[64,16,3,3]@{l} groups=4 padding=1
+conv_fprop x={t}[4,64,14,14]@{l} w={t}[64,1,3,3]@{l} groups=64 padding=1
+conv_fprop x={t}[2,3,224,224]@{l} w={t}[64,3,7,7]@{l} stride=2 padding=3
+conv_dgrad dy={t}[2,72,7,8]@{l} w={t}[72,40,5,5]@{l} dx={t}[2,40,17,19]@{l} stride=2
+conv_dgrad dy={t}[1,24,6,10,10]@{d} w={t}[24,16,3,3,3]@{d} dx={t}[1,16,6,20,20]@{d} stride=1,2,2 padding=1
+conv_dgrad dy={t}[4,64,14,14]@{l} w={t}[64,1,3,3]@{l} dx={t}[4,64,14,14]@{l} groups=64 padding=1
+conv_wgrad x={t}[2,40,17,19]@{l} dy={t}[2,72,7,8]@{l} dw={t}[72,40,5,5]@{l} stride=2 alpha=0.5
+conv_wgrad x={t}[1,16,6,20,20]@{d} dy={t}[1,24,6,20,20]@{d} dw=f32[24,16,3,3,3]@{d} padding=1
+conv_wgrad x={t}[4,64,14,14]@{l} dy={t}[4,64,14,14]@{l} dw={t}[64,1,3,3]@{l} groups=64 padding=1
+conv_wgrad x={t}[2,3,224,224]@{l} dy={t}[2,64,112,112]@{l} dw={t}[64,3,7,7]@{l} stride=2 padding=3
+conv_fprop x={t}[70000,8,64,64]@{l} w={t}[8,8,3,3]@{l} padding=1
+conv_wgrad x={t}[70000,8,64,64]@{l} dy={t}[70000,8,64,64]@{l} dw={t}[8,8,3,3]@{l} padding=1
+""".strip().splitlines()
+
+LAYOUTS = {"nhwc": ("nwc", "ndhwc"), "nchw": ("ncw", "ncdhw")}
+
+
+def filled(lines: list[str], dtype: str, layout: str = "nhwc") -> list[str]:
+    dtype, _, math = dtype.partition(" ")
+    one, three = LAYOUTS[layout]
+    return [f"{line.format(t=dtype, l=layout, c=one, d=three)} {math}".strip() for line in lines]
+
+
+def triton_engines(line: str) -> list[str]:
+    """Names of the Triton engines that list the line's operation (decided without importing them when collecting)."""
+    from lucidnn.engines._triton.launch import TritonEngine
+
+    return [e.name for e in for_operation(line.split()[0]) if isinstance(e, TritonEngine)]
+
+
+def check(line: str, target: str, record_property, every_config: bool = False, hot: bool = False) -> None:
+    from lucidnn.engines._triton.resources import assembler_log, resources
+
+    problem = Problem.parse(f"{line} on={target}")
+    names = triton_engines(line)
+    assert names, f"no Triton engine for {line}: {failures()}"
+    accepting = [engines()[name] for name in names if not engines()[name].refusals(problem)]
+    assert accepting, "every Triton engine refuses"
+    for engine in accepting:
+        configs = engine.configs(problem)
+        for config in configs if every_config else configs[:1]:
+            for launch in engine.launches(problem, config):
+                kernel = launch.compile(problem)
+                facts = resources(kernel)
+                record_property(f"{engine.name} {launch.kernel.__name__} {config}", str(facts))
+                assert facts.shared <= problem.target.shared_memory, (config, facts)
+                multiplies = launch.kernel.__name__ in ("conv_gather", "conv_wgrad")
+                if multiplies and expects_matrix_units(problem):
+                    assert facts.matrix, (config, facts)
+                if hot and multiplies:
+                    assert facts.spills == 0, (config, facts)
+                    assert "HGMMA" in facts.matrix and facts.async_copies > 0, (config, facts)
+                    assert "C7515" not in assembler_log(kernel), "ptxas serialises the matrix instructions"
+
+
+def expects_matrix_units(problem: Problem) -> bool:
+    """Where Triton has a matrix instruction for the type: float64 on some targets is left to the vector units."""
+    dtype = problem.items[0][1].dtype
+    return (
+        dtype in ("f16", "bf16")
+        or problem.math == "tf32"
+        or (dtype == "f64" and problem.target.arch == "sm_90")
+    )
+
+
+@pytest.mark.parametrize("line", filled(HOT, "bf16") + filled(HOT[:1], "f16"))
+def test_hot_kernels_on_hopper(line: str, record_property) -> None:
+    check(line, "cuda:sm_90", record_property, hot=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        *filled(USUAL, "bf16"),
+        *filled(USUAL[:3:2], "f16", "nchw"),
+        *filled(USUAL, "f32 math=tf32", "nchw"),
+        *filled(USUAL[1:], "f32"),
+        *filled(USUAL[1:], "f64"),
+        *OTHERS,
+    ],
+)
+def test_first_config(line: str, target: str, record_property) -> None:
+    check(line, target, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f32 math=tf32", "f64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.timeout(3600)
+def test_every_config(layout: str, dtype: str, target: str, record_property) -> None:
+    for line in filled(USUAL + MANY + HOT, dtype, layout):
+        check(line, target, record_property, every_config=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("line", OTHERS)
+def test_every_config_of_the_others(line: str, target: str, record_property) -> None:
+    check(line, target, record_property, every_config=True)
+
+
+def test_a_launch_names_every_parameter_once() -> None:
+    from lucidnn.engines._triton.launch import Launch
+    from lucidnn.engines.convolution.bias_grad_triton import conv_bias_grad_sum
+
+    args = {"parts": None, "db": "db", "PARTS": 2, "K": 3}
+    with pytest.raises(TypeError, match="missing {'db_stride'}"):
+        Launch(conv_bias_grad_sum, (1,), args, {"BLOCK_S": 2, "BLOCK": 4})
+    with pytest.raises(TypeError, match="unknown {'size'}"):
+        Launch(conv_bias_grad_sum, (1,), {**args, "db_stride": 1, "size": 2}, {"BLOCK_S": 2, "BLOCK": 4})
+    with pytest.raises(ValueError, match="grid"):
+        Launch(conv_bias_grad_sum, (0,), {**args, "db_stride": 1}, {"BLOCK_S": 2, "BLOCK": 4})
+
+
+def test_numbers_are_specialised() -> None:
+    from lucidnn.engines._triton.launch import Real, Slice, specialise
+
+    problem = Problem.parse("conv_bgrad dy=f16[2,3,4]%4 on=cuda:sm_90")
+    found = [
+        specialise(v, problem.tensors)
+        for v in ("dy", "x", 24, 1, 2**31, 3, None, Slice(0, "f32"), Real(1.0, "f64"))
+    ]
+    assert found == [
+        ("*fp16", 4), ("constexpr", 1), ("i32", 8), ("constexpr", 1), ("i64", 16), ("i32", 1), ("constexpr", 1),
+        ("*fp32", 16), ("fp64", 1),
+    ]  # fmt: skip
