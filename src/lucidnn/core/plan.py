@@ -135,23 +135,22 @@ class Plan:
         InvalidArgument
             A role is missing or a tensor does not look as the plan's problem says, or the workspace is too small.
         """
-        for role, expected in self.problem.items:
-            found = TensorDescriptor.of(pack[role]) if role in pack else None
-            same = found and (found.dtype, found.shape, found.strides) == (
-                expected.dtype,
-                expected.shape,
-                expected.strides,
-            )
-            if not same or found.alignment < expected.alignment:  # type: ignore[union-attr]
+        tensors = tuple(pack.get(role) for role in self.problem.tensors)
+        device = getattr(tensors[0], "device", None)
+        for (role, expected), tensor in zip(self.problem.items, tensors, strict=True):
+            found = None if tensor is None else TensorDescriptor.of(tensor)
+            aligned = found and found.alignment >= expected.alignment
+            if not aligned or dataclasses.replace(found, alignment=expected.alignment) != expected:
                 raise InvalidArgument(role, found or "nothing", str(expected))
-        if workspace is not None and workspace.numel() * workspace.element_size() < self.workspace_size:
-            raise InvalidArgument(
-                "workspace",
-                f"{workspace.numel() * workspace.element_size()} bytes",
-                f"{self.workspace_size} bytes",
-            )
-        tensors = tuple(pack[role] for role in self.problem.tensors)
-        self.launch(tensors, tensors[0].device, workspace)
+            if tensor.device != device:
+                raise InvalidArgument(role, f"a tensor on {tensor.device}", f"{device}, as the others")
+        if workspace is not None:
+            workspace = workspace.view(self._uint8)
+            if workspace.numel() < self.workspace_size:
+                raise InvalidArgument(
+                    "workspace", f"{workspace.numel()} bytes", f"{self.workspace_size} bytes"
+                )
+        self.launch(tensors, device, workspace)
 
 
 _observers: list[list[Plan]] = []
@@ -243,39 +242,44 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     if settings.engine and (choice := _named(problem, settings)):
         return choice
     here = environment(problem, device)
-    for rows, origin in (
-        (_store(settings.directory()).rows(problem.tuning_key, here), "user's"),
-        (_shipped(problem, here), "shipped"),
-    ):
+    mine = _store(settings.directory()).rows(problem.tuning_key, here)
+    mine += _session.get((problem.tuning_key, here), [])
+    for rows, origin in ((mine, "user's"), (_shipped(problem, here), "shipped")):
         if choice := _tuned(problem, settings, rows, origin):
             return choice
     everyone = candidates(problem, settings)
-    accepting = [c for c in everyone if not c.refusals]
-    if not accepting or (settings.no_fallback and "reference" in accepting[0].engine.notes):
-        reasons = {c.engine.name: c.refusals for c in everyone if c.refusals}
-        raise NotSupported(f"no engine takes {problem}", reasons)
+    accepting = _remaining(problem, settings, everyone, mine)
     if settings.policy == "error":
         raise NotSupported(
             f"policy 'error' and no tuned row for {problem} on {here}; time it with policy 'find'"
         )
-    if (
-        settings.policy == "find"
-        and not settings.deterministic
-        and len(accepting) > 1
-        and not problem.is_empty
-        and not _capturing()
-    ):
-        find(problem, settings, device)
-        if choice := _tuned(
-            problem,
-            settings,
-            _store(settings.directory()).rows(problem.tuning_key, here) or _session_rows(problem, here),
-            "user's",
-        ):
+    timeable = not settings.deterministic and not problem.is_empty and not _capturing()
+    if settings.policy == "find" and timeable and len(accepting) > 1:
+        rows = find(problem, settings, device)
+        if choice := _tuned(problem, settings, rows, "user's"):
             return choice
+        accepting = _remaining(problem, settings, everyone, rows)
     if len(accepting) == 1:
         return Choice(accepting[0], "the only engine that takes it")
     return Choice(accepting[0], f"cheapest of {len(accepting)} by estimate ({accepting[0].cost:.2e} s)")
+
+
+def _remaining(
+    problem: Problem, settings: Settings, everyone: list[Candidate], rows: list[Row]
+) -> list[Candidate]:
+    """Who accepts and has not been seen to fail at this problem; an error where that is nobody."""
+    seen = {row.engine: row for row in sorted(rows, key=lambda row: row.status == "ok")}
+    reasons = {c.engine.name: c.refusals for c in everyone if c.refusals}
+    accepting = []
+    for c in everyone:
+        row = seen.get(c.engine.name)
+        if row and row.status != "ok" and row.source == source_hash(c.engine):
+            reasons[c.engine.name] = (*c.refusals, f"was {row.status} when it was timed: {row.reason}")
+        elif not c.refusals:
+            accepting.append(c)
+    if not accepting or (settings.no_fallback and "reference" in accepting[0].engine.notes):
+        raise NotSupported(f"no engine takes {problem}", reasons)
+    return accepting
 
 
 _lock = threading.RLock()  # one build and one timing at a time: compilers and devices are shared
@@ -312,9 +316,10 @@ def remember(memo: dict, key: Any, plan: Any) -> None:
 
 
 def forget() -> None:
-    """Drop all remembered plans of this module (tuned rows changed, say)."""
+    """Drop all that this module remembers (tuned rows changed, say)."""
     with _lock:
         _plans.clear()
+        _session.clear()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,8 +410,8 @@ def find(problem: Problem, settings: Settings | None = None, device: Any = None)
                 row(int(name), None if fault else times[name].median, "wrong" if fault else "ok", fault)
             )
         rows.sort(key=lambda r: r.seconds if r.seconds is not None else float("inf"))
-        _store(settings.directory()).put(rows)
-        remember(_session, (problem.tuning_key, environment(problem, device)), rows)
+        if not _store(settings.directory()).put(rows):
+            remember(_session, (problem.tuning_key, environment(problem, device)), rows)
     return rows
 
 
@@ -429,10 +434,6 @@ def _fault(problem: Problem, call: Any, tensors: tuple[Any, ...], device: Any) -
 
 
 _session: dict[tuple[str, str], list[Row]] = {}  # rows of this process, for when the store cannot be written
-
-
-def _session_rows(problem: Problem, here: str) -> list[Row]:
-    return _session.get((problem.tuning_key, here), [])
 
 
 def _capturing() -> bool:

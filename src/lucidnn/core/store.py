@@ -52,6 +52,7 @@ class Store:
     >>> import tempfile
     >>> store = Store(Path(tempfile.mkdtemp()))
     >>> store.put([Row("p", "here", "conv.direct", "ab12", {"tile": 4}, 1e-3, 0)])
+    True
     >>> store.rows("p", "here")[0].config
     {'tile': 4}
     """
@@ -85,8 +86,8 @@ class Store:
             return []
         return sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0))
 
-    def put(self, rows: Iterable[Row]) -> None:
-        """Write rows; a row of the same problem, environment, engine, source and config is replaced."""
+    def put(self, rows: Iterable[Row]) -> bool:
+        """Write rows, replacing those of the same problem, environment, engine, source, config; whether it worked."""
         values = []
         for row in rows:
             fields = dataclasses.asdict(row) | {"config": dict(row.config)}
@@ -105,6 +106,8 @@ class Store:
             log.warning(
                 "tuned rows cannot be written to %s (%s); they last for this process only", self.path, error
             )
+            return False
+        return True
 
     def clear(self) -> int:
         """Delete all rows; gives their number."""
