@@ -28,14 +28,13 @@ Addresses go in as plain integers: that keeps the host time of a call near 2 µs
 about a microsecond each. Many small integers are best packed into one int64 parameter array built once.
 """
 
-from .epilogue import ACTIVATIONS, DEFAULT_PARAMETERS, activate, activate_grad
+from .epilogue import ACTIVATIONS, activate, activate_grad
 from .jit import cache_directory, jitable, kernel, separate
 from .memory import accumulator, cast, load, pointer, store, token
 from .pool import launch, launch_tasks, threads
 
 __all__ = [
     "ACTIVATIONS",
-    "DEFAULT_PARAMETERS",
     "accumulator",
     "activate",
     "activate_grad",

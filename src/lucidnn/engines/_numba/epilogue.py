@@ -1,7 +1,7 @@
 """The activations, one table for every CPU kernel: value and derivative by code.
 
 =============  ====  ===============================================  ==================
-name           code  value at v (parameter p)                         p: default
+name           code  value at v (parameter p)                         p, the framework's default
 =============  ====  ===============================================  ==================
 identity       0     v
 relu           1     max(v, 0)
@@ -10,10 +10,10 @@ leaky_relu     3     v if v > 0 else p v                              slope, 0.0
 elu            4     v if v > 0 else p (exp(v) - 1)                   alpha, 1
 sigmoid        5     1 / (1 + exp(-v))
 tanh           6     tanh(v)
-silu           7     v sigmoid(p v)                                   beta, 1
+silu           7     v sigmoid(v)
 gelu           8     v (1 + erf(v / sqrt 2)) / 2
 gelu_tanh      9     v (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3))) / 2
-softplus       10    log(1 + exp(p v)) / p                            beta, 1
+softplus       10    log(1 + exp(v))
 hardswish      11    v min(max(v + 3, 0), 6) / 6
 hardsigmoid    12    min(max(v + 3, 0), 6) / 6
 mish           13    v tanh(log(1 + exp(v)))
@@ -50,14 +50,6 @@ ACTIVATIONS = {
     "hardswish": 11,
     "hardsigmoid": 12,
     "mish": 13,
-}
-
-DEFAULT_PARAMETERS = {
-    "clipped_relu": 6.0,
-    "leaky_relu": 0.01,
-    "elu": 1.0,
-    "silu": 1.0,
-    "softplus": 1.0,
 }
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -110,13 +102,13 @@ def activate(code, p, v):
     if code == 6:
         return math.tanh(v)
     if code == 7:
-        return v * sigmoid(p * v)
+        return v * sigmoid(v)
     if code == 8:
         return half * v * math.erfc(-v * cast(_SQRT_HALF, v))
     if code == 9:
         return half * v * (one + _gelu_tanh_inner(v))
     if code == 10:
-        return softplus(p * v) / p
+        return softplus(v)
     if code == 11:
         return v * _clamp_3(v) / cast(6, v)
     if code == 12:
@@ -147,8 +139,8 @@ def activate_grad(code, p, x, dy):
         t = math.tanh(x)
         return dy * (one - t * t)
     if code == 7:
-        s = sigmoid(p * x)
-        return dy * s * (one + p * x * (one - s))
+        s = sigmoid(x)
+        return dy * s * (one + x * (one - s))
     if code == 8:
         cdf = half * math.erfc(-x * cast(_SQRT_HALF, x))
         return dy * (cdf + x * cast(_INV_SQRT_2PI, x) * math.exp(-half * x * x))
@@ -162,7 +154,7 @@ def activate_grad(code, p, x, dy):
         inner = cast(_SQRT_2_OVER_PI, x) * (one + cast(3 * _GELU_CUBIC, x) * x * x)
         return dy * (half * (one + t) + half * x * (one - t * t) * inner)
     if code == 10:
-        return dy * sigmoid(p * x)
+        return dy * sigmoid(x)
     if code == 11:
         if x <= -3:
             return zero

@@ -95,7 +95,9 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
 
     # Every row starts from the same values: those at `first`, or zero.
     build.position_at_end(same)
-    start = build.inttoptr(build.select(build.icmp_signed("==", first, word(0)), c, first), vector.as_pointer())
+    start = build.inttoptr(
+        build.select(build.icmp_signed("==", first, word(0)), c, first), vector.as_pointer()
+    )
     has_first = build.icmp_signed("!=", first, word(0))
     values = [build.load(build.gep(start, [word(j)]), align=size) for j in range(vectors)]
     values = [build.select(has_first, value, zero) for value in values]

@@ -135,7 +135,7 @@ def read_all(typingctx, p, at):
 
 
 @intrinsic
-def _read_some(typingctx, p, at, first, last):
+def read_some(typingctx, p, at, first, last):
     """Neighbours in the lanes from `first` to `last`."""
 
     def codegen(context, builder, signature, values):
@@ -166,7 +166,7 @@ def read_pairs(typingctx, p, at):
 
 
 @intrinsic
-def _read_some_pairs(typingctx, p, at, first, last):
+def read_some_pairs(typingctx, p, at, first, last):
     """p[at + 2 * lane] in the lanes from `first` to `last`."""
 
     def codegen(context, builder, signature, values):
@@ -208,9 +208,9 @@ def _read_lanes(typingctx, p, at, step, first, last):
 def read(p, at, step, first, last):
     """p[at + lane * step] in the lanes from `first` to `last`, 0 in the others."""
     if step == 1:
-        return _read_some(p, at, first, last)
+        return read_some(p, at, first, last)
     if step == 2:
-        return _read_some_pairs(p, at, first, last)
+        return read_some_pairs(p, at, first, last)
     return _read_lanes(p, at, step, first, last)
 
 

@@ -52,86 +52,18 @@ SLAB_BYTES = 384 << 10  # leaves room in a 1 MB second-level cache for filters a
 PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and again
 
 # The integers that the kernels read, in this order, at the head of one table; the records of phases and taps follow.
-FIELDS = [
-    "groups",
-    "c_count",
-    "k_count",
-    "in_d",
-    "in_h",
-    "in_w",
-    "src_n",
-    "src_c",
-    "src_d",
-    "src_h",
-    "src_w",
-    "out_n",
-    "out_k",
-    "add_n",
-    "add_k",
-    "blocks_d",
-    "blocks_h",
-    "blocks_w",
-    "splits",
-    "block_d",
-    "block_h",
-    "block_w",
-    "step_d",
-    "step_h",
-    "step_w",
-    "low_d",
-    "low_h",
-    "low_w",
-    "span_d",
-    "span_h",
-    "span_w",
-    "width",
-    "panels",
-    "c_block",
-    "slab",
-    "panel",
-    "slot",
-    "code",
-    "has_z",
-    "phases",
-    "tasks",
-    "pack_parts",
-    "filters",
-    "biases",
-    "w_k",
-    "w_c",
-    "w_group",
-]
 (
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, SRC_N, SRC_C, SRC_D, SRC_H, SRC_W, OUT_N, OUT_K, ADD_N, ADD_K,
     BLOCKS_D, BLOCKS_H, BLOCKS_W, SPLITS, BLOCK_D, BLOCK_H, BLOCK_W, STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W,
     SPAN_D, SPAN_H, SPAN_W, WIDTH, PANELS, C_BLOCK, SLAB, PANEL, SLOT, CODE, HAS_Z, PHASES,
-    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP,
-) = range(len(FIELDS))  # fmt: skip
+    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP, BIAS_STRIDE,
+) = range(48)  # fmt: skip
 # A phase: size of its output grid; its first element and strides in y and in z; its packed filters; its taps twice, as
 # the tile runs them (offsets into the slab) and as they are packed (offsets into w).
-PHASE_FIELDS = [
-    "size_d",
-    "size_h",
-    "size_w",
-    "y_base",
-    "y_d",
-    "y_h",
-    "y_w",
-    "z_base",
-    "z_d",
-    "z_h",
-    "z_w",
-    "start",
-    "count",
-    "steps",
-    "runs",
-    "taps",
-    "sources",
-]
 (
     P_D, P_H, P_W, Y_BASE, Y_D, Y_H, Y_W, Z_BASE, Z_D, Z_H, Z_W, START, COUNT, STEPS, RUNS, TAPS, SOURCES,
-) = range(len(PHASE_FIELDS))  # fmt: skip
-_HEAD, _PHASE = len(FIELDS), len(PHASE_FIELDS)
+) = range(17)  # fmt: skip
+_HEAD, _PHASE = BIAS_STRIDE + 1, SOURCES + 1
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
@@ -165,7 +97,7 @@ def _multiply(width, slab, panel, weights, taps, count, steps, grid, jumps, firs
 
 
 @kernel
-def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, acc, out):
+def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, acc, z_like, out):
     """One task: for every phase, pack the slab, then panel by panel multiply, finish and store."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
     size = size_of(acc)
@@ -231,7 +163,7 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
                 if t[HAS_Z]:
                     at = n * t[ADD_N] + channel * t[ADD_K] + p[Z_BASE]
                     at += (d0 + d) * p[Z_D] + h0 * p[Z_H] + w0 * p[Z_W]
-                    add_panel(part, width, hs, ws, z, at, (t[ADD_K], p[Z_H], p[Z_W]), valid, f[1], out, acc)
+                    add_panel(part, width, hs, ws, z, at, (t[ADD_K], p[Z_H], p[Z_W]), valid, f[1], z_like, acc)
                     activate_panel(part, hs * ws * width, t[CODE], f[2], acc)
                 at = n * t[OUT_N] + channel * t[OUT_K] + p[Y_BASE]
                 at += (d0 + d) * p[Y_D] + h0 * p[Y_H] + w0 * p[Y_W]
@@ -257,12 +189,12 @@ def _pack(part, parts, table, w, bias, filters, packed_bias, like, bias_like, ac
         b, target = pointer(bias, bias_like), pointer(packed_bias, acc)
         for group in range(t[GROUPS]):
             for k in range(panels * width):
-                value = cast(load(b, group * t[K_COUNT] + min(k, t[K_COUNT] - 1)), acc)
+                value = cast(load(b, (group * t[K_COUNT] + min(k, t[K_COUNT] - 1)) * t[BIAS_STRIDE]), acc)
                 target[group * panels * width + k] = value
 
 
 @kernel
-def _convolve(table, scalars, src, w, bias, z, y, scratch, threads, like, bias_like, acc, out):
+def _convolve(table, scalars, src, w, bias, z, y, scratch, threads, like, bias_like, acc, z_like, out):
     """Pack the filters, then run the tasks. `bias` and `z` are 0 where there is none."""
     t = pointer(table, 0)
     filters = (scratch + ALIGN - 1) // ALIGN * ALIGN
@@ -271,7 +203,7 @@ def _convolve(table, scalars, src, w, bias, z, y, scratch, threads, like, bias_l
     nb.launch(_pack, t[PACK_PARTS], threads, (table, w, bias, filters, biases, like, bias_like, acc))
     used = biases if bias != 0 else 0
     nb.launch_tasks(
-        _task, t[TASKS], threads, (table, scalars, src, filters, used, z, y, rest, like, acc, out)
+        _task, t[TASKS], threads, (table, scalars, src, filters, used, z, y, rest, like, acc, z_like, out)
     )
 
 
@@ -437,6 +369,7 @@ class _Plan:
             self.slot_elements, nb.ACTIVATIONS[epilogue.activation], int(z is not None), len(phases),
             self.tasks, min(self.panels, 4 * self.processors), self.filter_elements, self.bias_elements,
             *((w_k, w_c) if forward else (w_c, w_k)), g.K // g.G * w_k,
+            problem["bias"].strides[0] if "bias" in problem.inputs else 0,
         ]  # fmt: skip
         assert len(values) == _HEAD
         self.table = torch.tensor(values + records + tables, dtype=torch.int64)
@@ -464,9 +397,6 @@ class Direct(Engine):
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
         for role, tensor in problem.items:
             r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
-        z, out = problem.tensors.get("z"), problem[problem.outputs[0]]
-        if z is not None:
-            r.require(z.dtype == out.dtype, f"z of the output's type {out.dtype}", z.dtype)
         return r
 
     def workspace_size(self, problem, config):
@@ -493,6 +423,7 @@ class Direct(Engine):
         bias_like = nb.token(problem["bias"].dtype) if "bias" in roles else acc
         bias_at = roles.index("bias") if "bias" in roles else None
         z_at = roles.index("z") if "z" in roles else None
+        z_like = nb.token(problem["z"].dtype) if "z" in roles else out
         table, scalars, processors, threads = plan.table, plan.scalars, plan.processors, nb.threads
         table_at, scalars_at = table.data_ptr(), scalars.data_ptr()
 
@@ -510,6 +441,7 @@ class Direct(Engine):
                 like,
                 bias_like,
                 acc,
+                z_like,
                 out,
             )
 

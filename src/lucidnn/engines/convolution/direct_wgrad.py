@@ -33,18 +33,13 @@ from .direct import ALIGN, SLAB_BYTES, TYPES, aligned, even_parts
 PIXELS = 192  # pixels of a block: with 32 filters 24 KB of dy, which stay in the first-level cache
 COPIES = 64 << 20  # bytes that the parts' sums may take together before parts share pixels instead
 
-FIELDS = (
-    "groups c_count k_count in_d in_h in_w x_n x_c x_d x_h x_w y_n y_k y_d y_h y_w out_d out_h out_w "
-    "step_d step_h step_w low_d low_h low_w block_h block_w blocks_h blocks_w blocks span_d span_h span_w "
-    "width panels runs run taps slab panel slot sums pixel_parts filter_parts parts c_stride k_stride g_stride "
-    "zc_stride zk_stride zg_stride has_z run_table tap_table z_table row_table"
-).split()
+# The integers that the kernels read, in this order, at the head of one table; lists of offsets follow.
 (
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, X_N, X_C, X_D, X_H, X_W, Y_N, Y_K, Y_D, Y_H, Y_W, OUT_D, OUT_H, OUT_W,
     STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W, BLOCK_H, BLOCK_W, BLOCKS_H, BLOCKS_W, BLOCKS, SPAN_D, SPAN_H, SPAN_W,
     WIDTH, PANELS, RUNS, RUN, TAPS, SLAB, PANEL, SLOT, SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, C_STRIDE, K_STRIDE, G_STRIDE,
     ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
-) = range(len(FIELDS))  # fmt: skip
+) = range(56)  # fmt: skip
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
@@ -124,10 +119,10 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
 
 
 @kernel
-def _reduce(part, parts, table, scalars, sums, z, dw, acc, out):
+def _reduce(part, parts, table, scalars, sums, z, dw, acc, z_like, out):
     """Add the parts' sums in order, scale, and write a share of the filters (whole rows of channels)."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
-    source, target, add = pointer(sums, acc), pointer(dw, out), pointer(z, out)
+    source, target, add = pointer(sums, acc), pointer(dw, out), pointer(z, z_like)
     taps, z_taps = pointer(table + t[TAP_TABLE] * 8, 0), pointer(table + t[Z_TABLE] * 8, 0)
     alpha, beta = cast(f[0], acc), cast(f[1], acc)
     channels, width, panels = t[C_COUNT], t[WIDTH], t[PANELS]
@@ -151,7 +146,7 @@ def _reduce(part, parts, table, scalars, sums, z, dw, acc, out):
 
 
 @kernel
-def _filter_gradient(table, scalars, x, dy, z, dw, scratch, threads, like, acc, out):
+def _filter_gradient(table, scalars, x, dy, z, dw, scratch, threads, like, acc, z_like, out):
     """Every part, then the reduction. `z` is 0 where there is none."""
     t = pointer(table, 0)
     sums = (scratch + ALIGN - 1) // ALIGN * ALIGN
@@ -161,7 +156,7 @@ def _filter_gradient(table, scalars, x, dy, z, dw, scratch, threads, like, acc, 
         _reduce,
         min(4 * threads, t[GROUPS] * t[PANELS] * t[TAPS]),
         threads,
-        (table, scalars, sums, z, dw, acc, out),
+        (table, scalars, sums, z, dw, acc, z_like, out),
     )
 
 
@@ -232,7 +227,7 @@ class _Plan:
         panel = aligned(self.rows * self.columns * self.width, self.itemsize)
         self.slot = slab + panel + aligned(staging_elements(), self.itemsize)
         (w_k, w_c), (z_k, z_c) = g.w_strides[:2], z_strides[:2]
-        head = len(FIELDS)
+        head = ROW_TABLE + 1
         places = [head, head + len(starts)]
         places += [places[1] + len(taps), places[1] + 2 * len(taps)]
         values = [
@@ -266,9 +261,6 @@ class DirectWgrad(Engine):
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
         for role, tensor in problem.items:
             r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
-        z = problem.tensors.get("z")
-        if z is not None:
-            r.require(z.dtype == problem["dw"].dtype, f"z of dw's type {problem['dw'].dtype}", z.dtype)
         return r
 
     def workspace_size(self, problem, config):
@@ -291,6 +283,7 @@ class DirectWgrad(Engine):
         plan = _plan(problem)
         like, acc, out = (nb.token(t) for t in (problem["x"].dtype, plan.acc, problem["dw"].dtype))
         has_z = "z" in problem.tensors
+        z_like = nb.token(problem["z"].dtype) if has_z else out
         table, scalars, parts, threads = plan.table, plan.scalars, plan.parts, nb.threads
         table_at, scalars_at = table.data_ptr(), scalars.data_ptr()
 
@@ -306,6 +299,7 @@ class DirectWgrad(Engine):
                 min(threads(), parts),
                 like,
                 acc,
+                z_like,
                 out,
             )
 

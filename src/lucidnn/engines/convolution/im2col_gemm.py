@@ -1,0 +1,468 @@
+"""Convolution as a matrix product on a CPU: unfold the images (Numba), multiply (BLAS), fold or finish (Numba).
+
+Method. With the inputs of every output pixel written out as a matrix, forward is ``W columns``, the filter gradient
+``dy columns^T``, and the data gradient folds ``W^T dy`` back; the products go to BLAS through ``torch.mm`` and
+``torch.bmm``. The matrix is channel-major or pixel-major (`lucidnn.engines._numba.im2col`) to suit the tensors' layout, so
+that dense channels-first and channels-last tensors enter and leave the product without a copy. Images are taken in blocks
+that keep the matrix below 32 MB; where one image is larger, channels are too. 1x1 filters with stride 1 unfold nothing.
+
+16-bit tensors are converted on the way into the matrix and out of the product; all sums are float32 (float64 for
+float64). The sums over images of the filter gradient run in order, so two runs give the same bits on the same number of
+threads.
+
+Cost. The definition's arithmetic at BLAS speed, plus writing and reading the matrix: R x S times the input, which is
+what `conv.direct` avoids. Limits: none but the four data types. After Chellapilla, Puri and Simard, "High performance
+convolutional neural networks for document processing", 2006.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+
+from ...core.engine import Engine, Refusals
+from ...core.heuristics import roofline
+from ...ops.convolution import Geometry
+from .. import _numba as nb
+from .._numba import im2col
+
+ALIGN = 64
+MATRIX_BYTES = 32 << 20
+TYPES = ("f64", "f32", "f16", "bf16")
+_TORCH = {"f64": torch.float64, "f32": torch.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How one problem is laid out: decided once, the same in `workspace_size`, `cost` and `build`."""
+
+    g: Geometry
+    acc: str
+    by_pixel: bool  # pixel-major columns
+    plain: bool  # 1x1, stride 1, no padding: the image is its own matrix
+    images: int  # images of a block
+    rows: int  # channel-major: rows (channel, tap) of a block
+    whole: bool  # all rows fit into one block
+    source_is_matrix: bool  # x can be used as the columns in place
+    dense: dict[str, bool]  # role -> usable as a matrix in place, in this arrangement
+    parts: dict[str, int]  # workspace: name -> elements
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.g.filter)
+
+    @property
+    def depth(self) -> int:
+        """Rows of the columns, all groups together."""
+        return self.g.C * self.taps
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.g.out_size)
+
+    @property
+    def itemsize(self) -> int:
+        return 8 if self.acc == "f64" else 4
+
+    @property
+    def workspace(self) -> int:
+        return ALIGN + sum(-(-n * self.itemsize // ALIGN) * ALIGN for n in self.parts.values())
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(problem) -> _Layout:
+    g = Geometry.of(problem)
+    direction = problem.op.name.removeprefix("conv_")
+    acc = "f64" if any(t.dtype == "f64" for t in (g.x, g.w, g.y)) else "f32"
+    itemsize = 8 if acc == "f64" else 4
+    pixels, taps = math.prod(g.out_size), math.prod(g.filter)
+    depth = g.C * taps
+    last = {"fprop": g.x.is_channels_last, "dgrad": g.y.is_channels_last}.get(
+        direction, g.x.is_channels_last or g.y.is_channels_last or pixels < 128
+    )
+    by_pixel = g.G == 1 and last and depth * pixels * itemsize <= MATRIX_BYTES
+    plain = taps == 1 and set(g.stride) == {1} and not any(g.pad) and not any(g.pad_after)
+
+    def dense(t) -> bool:
+        if by_pixel:
+            return t.dtype == acc and (
+                t.is_channels_last or (t.is_contiguous and math.prod(t.shape[2:]) == 1)
+            )
+        return t.dtype == acc and t.is_contiguous
+
+    source_is_matrix = plain and dense(g.x)
+    images = max(1, min(g.N, MATRIX_BYTES // (depth * pixels * itemsize)))
+    if source_is_matrix and direction != "dgrad":
+        images = g.N
+    rows = depth
+    if images == 1 and not source_is_matrix:
+        unit = taps if direction == "dgrad" or g.G > 1 else 1
+        rows = min(depth, max(MATRIX_BYTES // (pixels * itemsize * unit), 1) * unit)
+        if g.G > 1:  # whole groups, so that a block's products are a batch
+            group = g.C // g.G * taps
+            rows = min(depth, max(rows // group, 1) * group)
+    usable = {
+        "x": dense(g.x),
+        "y": dense(g.y),
+        "w": g.w.dtype == acc and g.w.is_contiguous and (not by_pixel or taps == 1),
+    }
+    epilogue = problem.epilogue
+    bare = (
+        epilogue.alpha == 1 and epilogue.activation == "identity" and not {"z", "bias"} & set(problem.inputs)
+    )
+    parts: dict[str, int] = {}
+    if not usable["w"] or direction == "wgrad" and not bare:
+        parts["w"] = g.w.numel
+    columns = images * rows * pixels
+    if direction == "dgrad":
+        usable["x"] = plain and usable["x"] and bare
+        if not usable["x"]:
+            parts["columns"] = columns
+            parts["rows"] = im2col.fold_rows(g, problem.target.processors, by_pixel)
+    elif not source_is_matrix:
+        parts["columns"] = columns
+    usable["y"] = usable["y"] and (direction != "fprop" or bare)
+    if not usable["y"]:
+        parts["y"] = images * g.K * pixels
+    usable["w"] = "w" not in parts
+    return _Layout(g, acc, by_pixel, plain, images, rows, rows == depth, source_is_matrix, usable, parts)
+
+
+def _carve(layout: _Layout, workspace: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """The workspace's parts as flat tensors, each starting on a cache line."""
+    found: dict[str, torch.Tensor] = {}
+    if workspace is not None:
+        at = -workspace.data_ptr() % ALIGN
+        for name, elements in layout.parts.items():
+            size = elements * layout.itemsize
+            found[name] = workspace[at : at + size].view(_TORCH[layout.acc])
+            at += -(-size // ALIGN) * ALIGN
+    return found
+
+
+class Im2colGemm(Engine):
+    """Unfold, multiply with BLAS, fold; all directions, any strides."""
+
+    name = "conv.im2col_gemm"
+    operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+    targets = ("cpu",)
+    notes = frozenset({"runtime_compilation"})
+
+    def refusals(self, problem):
+        r = Refusals()
+        r.require(not problem.is_empty, "tensors with elements", "an empty one")
+        for role, tensor in problem.items:
+            r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
+        out, z = problem[problem.outputs[0]], problem.tensors.get("z")
+        if z is not None:
+            r.require(z.dtype == out.dtype, f"z of the output's type {out.dtype}", z.dtype)
+        return r
+
+    def workspace_size(self, problem, config):
+        layout = _layout(problem)
+        return layout.workspace if layout.parts else 0
+
+    def cost(self, problem, config):
+        layout = _layout(problem)
+        g = layout.g
+        moved = 2 * layout.itemsize * sum(n for name, n in layout.parts.items() if name in ("columns", "y"))
+        blocks = -(-g.N // layout.images) * -(-layout.depth // layout.rows)
+        products = blocks if g.G == 1 and (layout.by_pixel or problem.op.name != "conv_wgrad") else g.N
+        small = min(
+            1.0, g.K / g.G / 16, g.C / g.G * layout.taps / 16
+        )  # thin matrices keep BLAS from its rate
+        return roofline(
+            problem,
+            bytes=problem.bytes + blocks * moved,
+            compute_efficiency=0.85 * small,
+            launches=3 * blocks + products,
+            dtype=layout.acc,
+        )
+
+    def build(self, problem, config):
+        layout = _layout(problem)
+        make = {"conv_fprop": _forward, "conv_dgrad": _backward_data, "conv_wgrad": _backward_filter}
+        step = make[problem.op.name](problem, layout)
+
+        def run(tensors, workspace):
+            with torch.no_grad():
+                step(tensors, _carve(layout, workspace))
+
+        return run
+
+
+def _matrix(layout: _Layout, tensor: torch.Tensor, channels: int) -> torch.Tensor:
+    """A dense tensor as (image, channel, pixel) or, pixel-major, as (image, pixel, channel), in place."""
+    images = tensor.shape[0]
+    if layout.by_pixel:
+        order = (0, *range(2, tensor.ndim), 1)
+        return tensor.permute(order).view(images, -1, channels)
+    return tensor.view(images, channels, -1)
+
+
+def _gather(layout: _Layout, tensor: torch.Tensor, into: torch.Tensor, n0: int, n1: int) -> torch.Tensor:
+    """Copy some images of y (or dy) into the workspace in the columns' arrangement, converted."""
+    part = tensor[n0:n1]
+    shape = part.shape
+    if layout.by_pixel:
+        order = (0, *range(2, part.ndim), 1)
+        view = into[: part.numel()].view(shape[0], *shape[2:], shape[1])
+        view.copy_(part.permute(order))
+        return view.view(shape[0], -1, shape[1])
+    view = into[: part.numel()].view(shape)
+    view.copy_(part)
+    return view.view(shape[0], shape[1], -1)
+
+
+def _filters(layout: _Layout, w: torch.Tensor, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The filters as (K, taps x channels of the columns' order), converted."""
+    k = w.shape[0]
+    if "w" not in parts:
+        return w.view(k, -1)
+    if layout.by_pixel:
+        order = (0, *range(2, w.ndim), 1)
+        packed = parts["w"].view([w.shape[i] for i in order])
+        packed.copy_(w.permute(order))
+    else:
+        packed = parts["w"].view(w.shape)
+        packed.copy_(w)
+    return packed.view(k, -1)
+
+
+class _Finisher:
+    """Writes a product to its tensor: ``act(alpha * v + beta * z + bias)``, any strides, any type."""
+
+    def __init__(self, problem, layout: _Layout, shape, source, target, inner: int):
+        """`shape` and the strides `source` and `target` have five axes; `inner` is the one to loop over innermost."""
+        z, bias = problem.tensors.get("z"), problem.tensors.get("bias")
+        add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
+        shift = (0, 1, 0, 0, 0) if bias else (0,) * 5
+        order = [axis for axis in range(5) if axis != inner] + [inner]
+        values = [values[axis] for values in (shape, source, shift, add, target) for axis in order]
+        self.table = torch.tensor([*values, int(z is not None)], dtype=torch.int64)
+        epilogue = problem.epilogue
+        self.scalars = torch.tensor([epilogue.alpha, epilogue.beta, epilogue.parameter], dtype=torch.float64)
+        self.code = nb.ACTIVATIONS[epilogue.activation]
+        self.like = nb.token(layout.acc)
+        self.bias_like = nb.token(bias.dtype) if bias else self.like
+        self.out = nb.token(problem[problem.outputs[0]].dtype)
+        self.image_at = order.index(0) if inner != 0 else 4
+        self.z_step = add[0] * (z.itemsize if z else 0)
+        self.y_step = target[0] * problem[problem.outputs[0]].itemsize
+
+    def __call__(self, source: torch.Tensor, bias, z, y, n0: int, images: int) -> None:
+        table = self.table
+        if images != int(table[self.image_at]):  # the last block may have fewer images
+            table = table.clone()
+            table[self.image_at] = images
+        im2col.finish(
+            nb.threads(),
+            table.data_ptr(),
+            self.scalars.data_ptr(),
+            source.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if z is None else z.data_ptr() + n0 * self.z_step,
+            y.data_ptr() + n0 * self.y_step,
+            self.code,
+            self.like,
+            self.bias_like,
+            self.out,
+        )
+
+
+def _product_strides(layout: _Layout, channels: int, sizes) -> tuple[int, ...]:
+    """Five strides of a product in the workspace, whose spatial axes have these sizes."""
+    _, h, w = sizes
+    pixels = math.prod(sizes)
+    if layout.by_pixel:
+        return (pixels * channels, 1, h * w * channels, w * channels, channels)
+    return (pixels * channels, pixels, h * w, w, 1)
+
+
+def _forward(problem, layout: _Layout):
+    g = layout.g
+    table = im2col.table(g)
+    like, acc = nb.token(g.x.dtype), nb.token(layout.acc)
+    roles = problem.inputs
+    bias_at, z_at = (roles.index(r) if r in roles else None for r in ("bias", "z"))
+    shape = (layout.images, g.K, *g.out_size)
+    inner = 1 if layout.by_pixel else 4
+    finisher = None
+    if not layout.dense["y"]:
+        source = _product_strides(layout, g.K, g.out_size)
+        finisher = _Finisher(problem, layout, shape, source, g.y_strides, inner)
+    per_group = g.C // g.G * layout.taps
+
+    def step(tensors, parts):
+        x, w, y = tensors[0], tensors[1], tensors[-1]
+        bias, z = (None if at is None else tensors[at] for at in (bias_at, z_at))
+        filters = _filters(layout, w, parts)
+        whole_y = _matrix(layout, y, g.K) if finisher is None else None
+        for n0 in range(0, g.N, layout.images):
+            n1 = min(n0 + layout.images, g.N)
+            images = n1 - n0
+            if whole_y is not None:
+                product = whole_y[n0:n1]
+            else:
+                middle = (layout.pixels, g.K) if layout.by_pixel else (g.K, layout.pixels)
+                product = parts["y"][: images * g.K * layout.pixels].view(images, *middle)
+            for j0 in range(0, layout.depth, layout.rows):
+                j1 = min(j0 + layout.rows, layout.depth)
+                if layout.source_is_matrix:
+                    columns = _matrix(layout, x, g.C)[n0:n1]
+                else:
+                    columns = parts["columns"]
+                    at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
+                    if layout.by_pixel:
+                        im2col.unfold_pixels(nb.threads(), *at, like, acc)
+                        columns = columns[: images * layout.pixels * layout.depth].view(
+                            images, layout.pixels, -1
+                        )
+                    else:
+                        im2col.unfold_channels(nb.threads(), *at, j0, j1 - j0, like, acc)
+                        columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
+                if layout.by_pixel:
+                    flat = columns.view(images * layout.pixels, -1)
+                    torch.mm(flat, filters.t(), out=product.view(images * layout.pixels, g.K))
+                elif g.G == 1:
+                    _multiply(filters[:, j0:j1], columns, product, add=j0 > 0)
+                else:
+                    first, count = j0 // per_group, (j1 - j0) // per_group
+                    some = filters.view(g.G, g.K // g.G, per_group)[first : first + count]
+                    for i in range(images):
+                        to = product[i].view(g.G, g.K // g.G, layout.pixels)[first : first + count]
+                        torch.bmm(some, columns[i].view(count, per_group, layout.pixels), out=to)
+            if finisher is not None:
+                finisher(product, bias, z, y, n0, images)
+
+    return step
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool) -> None:
+    """``out[i] (+)= a b[i]``."""
+    if b.shape[0] == 1:
+        if add:
+            torch.addmm(out[0], a, b[0], out=out[0])
+        else:
+            torch.mm(a, b[0], out=out[0])
+    else:
+        torch.bmm(a.expand(b.shape[0], -1, -1), b, out=out)
+
+
+def _backward_data(problem, layout: _Layout):
+    g = layout.g
+    z = problem.tensors.get("z")
+    add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else None
+    table = im2col.table(g, add)
+    epilogue = problem.epilogue
+    scalars = torch.tensor([epilogue.alpha, epilogue.beta], dtype=torch.float64)
+    acc, out = nb.token(layout.acc), nb.token(g.x.dtype)
+    z_at = problem.inputs.index("z") if z else None
+    processors = problem.target.processors
+    per_group = g.C // g.G * layout.taps
+
+    def step(tensors, parts):
+        dy, w, dx = tensors[0], tensors[1], tensors[-1]
+        z = None if z_at is None else tensors[z_at]
+        filters = _filters(layout, w, parts)
+        whole_dy = _matrix(layout, dy, g.K) if layout.dense["y"] else None
+        for n0 in range(0, g.N, layout.images):
+            n1 = min(n0 + layout.images, g.N)
+            images = n1 - n0
+            gradient = whole_dy[n0:n1] if whole_dy is not None else _gather(layout, dy, parts["y"], n0, n1)
+            for j0 in range(0, layout.depth, layout.rows):
+                j1 = min(j0 + layout.rows, layout.depth)
+                if layout.dense["x"]:
+                    columns = _matrix(layout, dx, g.C)[n0:n1]
+                else:
+                    middle = (layout.pixels, layout.depth) if layout.by_pixel else (j1 - j0, layout.pixels)
+                    columns = parts["columns"][: images * math.prod(middle)].view(images, *middle)
+                if layout.by_pixel:
+                    torch.mm(gradient.reshape(-1, g.K), filters, out=columns.view(images * layout.pixels, -1))
+                elif g.G == 1:
+                    _multiply(filters[:, j0:j1].t(), gradient, columns, add=False)
+                else:
+                    first, count = j0 // per_group, (j1 - j0) // per_group
+                    some = filters.view(g.G, g.K // g.G, per_group)[first : first + count].transpose(1, 2)
+                    for i in range(images):
+                        from_ = gradient[i].view(g.G, g.K // g.G, layout.pixels)[first : first + count]
+                        torch.bmm(some, from_, out=columns[i].view(count, per_group, layout.pixels))
+                if not layout.dense["x"]:
+                    channels = (j1 - j0) // layout.taps
+                    im2col.fold(
+                        min(nb.threads(), processors), table.data_ptr(), scalars.data_ptr(), columns.data_ptr(),
+                        0 if z is None else z.data_ptr(), dx.data_ptr(), parts["rows"].data_ptr(),
+                        n0, images, j0 // layout.taps, channels, layout.by_pixel, acc, out,
+                    )  # fmt: skip
+
+    return step
+
+
+def _backward_filter(problem, layout: _Layout):
+    g = layout.g
+    table = im2col.table(g)
+    like, acc = nb.token(g.x.dtype), nb.token(layout.acc)
+    z_at = problem.inputs.index("z") if "z" in problem.inputs else None
+    per_group = g.C // g.G * layout.taps
+    finisher = None
+    if not layout.dense["w"]:
+        c, (t, r, s) = g.C // g.G, g.filter
+        row = c * layout.taps
+        source = (row, 1, r * s * c, s * c, c) if layout.by_pixel else (row, layout.taps, r * s, s, 1)
+        finisher = _Finisher(
+            problem, layout, (g.K, c, t, r, s), source, g.w_strides, 1 if layout.by_pixel else 4
+        )
+
+    def step(tensors, parts):
+        x, dy, dw = tensors[0], tensors[1], tensors[-1]
+        z = None if z_at is None else tensors[z_at]
+        sums = (dw if finisher is None else parts["w"]).view(g.K, per_group)
+        whole_dy = _matrix(layout, dy, g.K) if layout.dense["y"] else None
+        for n0 in range(0, g.N, layout.images):
+            n1 = min(n0 + layout.images, g.N)
+            images = n1 - n0
+            gradient = whole_dy[n0:n1] if whole_dy is not None else _gather(layout, dy, parts["y"], n0, n1)
+            for j0 in range(0, layout.depth, layout.rows):
+                j1 = min(j0 + layout.rows, layout.depth)
+                if layout.source_is_matrix:
+                    columns = _matrix(layout, x, g.C)[n0:n1]
+                else:
+                    columns = parts["columns"]
+                    at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
+                    if layout.by_pixel:
+                        im2col.unfold_pixels(nb.threads(), *at, like, acc)
+                        columns = columns[: images * layout.pixels * layout.depth]
+                    else:
+                        im2col.unfold_channels(nb.threads(), *at, j0, j1 - j0, like, acc)
+                        columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
+                if layout.by_pixel:
+                    flat, right = gradient.reshape(-1, g.K), columns.reshape(images * layout.pixels, -1)
+                    _add_product(sums, flat.t(), right, n0 > 0)
+                elif g.G == 1:
+                    for i in range(images):
+                        _add_product(sums[:, j0:j1], gradient[i], columns[i].t(), n0 + i > 0)
+                else:
+                    first, count = j0 // per_group, (j1 - j0) // per_group
+                    to = sums.view(g.G, g.K // g.G, per_group)[first : first + count]
+                    for i in range(images):
+                        left = gradient[i].view(g.G, g.K // g.G, layout.pixels)[first : first + count]
+                        right = columns[i].view(count, per_group, layout.pixels).transpose(1, 2)
+                        if n0 + i:
+                            torch.baddbmm(to, left, right, out=to)
+                        else:
+                            torch.bmm(left, right, out=to)
+        if finisher is not None:
+            finisher(sums, None, z, dw, 0, g.K)
+
+    return step
+
+
+def _add_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool) -> None:
+    """``out (+)= a b``."""
+    if add:
+        torch.addmm(out, a, b, out=out)
+    else:
+        torch.mm(a, b, out=out)
