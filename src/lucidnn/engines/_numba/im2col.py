@@ -130,11 +130,11 @@ def unfold_pixels(threads, table, x, columns, n0, images, like, acc):
 
 @kernel
 def _fold_part(
-    part, parts, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, out
+    part, parts, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out
 ):
     """Rows (n, c, d, h) of dx, channel-major; or (n, d, h) with all channels, pixel-major. One row of sums a part."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
-    src, dst, add = pointer(columns, acc), pointer(dx, out), pointer(z, out)
+    src, dst, add = pointer(columns, acc), pointer(dx, out), pointer(z, z_like)
     width = t[IN_W]
     inner = t[C] if by_pixel else 1
     row = pointer(rows, acc)
@@ -191,11 +191,11 @@ def _fold_part(
 
 
 @kernel
-def fold(threads, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, out):
+def fold(threads, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out):
     """``dx = alpha * folded columns + beta * z`` for some images and channels; `rows` is scratch, see `fold_rows`."""
     t = pointer(table, 0)
     lines = images * t[IN_D] * t[IN_H] * (1 if by_pixel else channels)
-    arguments = (table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, out)
+    arguments = (table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out)
     launch(_fold_part, min(lines, 4 * threads), threads, arguments)
 
 
@@ -205,10 +205,10 @@ def fold_rows(geometry, threads: int, by_pixel: bool) -> int:
 
 
 @kernel
-def _finish_part(part, parts, table, scalars, source, bias, z, y, code, like, bias_like, out):
+def _finish_part(part, parts, table, scalars, source, bias, z, y, code, like, bias_like, z_like, out):
     """The table holds five sizes, the last one innermost, then five strides each of source, bias, z and y; then 1 if z is there."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
-    src, b, add, dst = pointer(source, like), pointer(bias, bias_like), pointer(z, out), pointer(y, out)
+    src, b, add, dst = pointer(source, like), pointer(bias, bias_like), pointer(z, z_like), pointer(y, out)
     alpha, beta, parameter = cast(f[0], like), cast(f[1], like), f[2]
     lines = t[0] * t[1] * t[2] * t[3]
     count, js, jb, jz, jy = t[4], t[9], t[14], t[19], t[24]
@@ -241,9 +241,9 @@ def _finish_part(part, parts, table, scalars, source, bias, z, y, code, like, bi
 
 
 @kernel
-def finish(threads, table, scalars, source, bias, z, y, code, like, bias_like, out):
+def finish(threads, table, scalars, source, bias, z, y, code, like, bias_like, z_like, out):
     """``y = act(alpha * source + beta * z + bias)`` for arrays of five axes with any strides."""
     t = pointer(table, 0)
     lines = t[0] * t[1] * t[2] * t[3]
-    arguments = (table, scalars, source, bias, z, y, code, like, bias_like, out)
+    arguments = (table, scalars, source, bias, z, y, code, like, bias_like, z_like, out)
     launch(_finish_part, min(lines, 4 * threads), threads, arguments)

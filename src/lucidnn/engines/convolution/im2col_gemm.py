@@ -156,9 +156,6 @@ class Im2colGemm(Engine):
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
         for role, tensor in problem.items:
             r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
-        out, z = problem[problem.outputs[0]], problem.tensors.get("z")
-        if z is not None:
-            r.require(z.dtype == out.dtype, f"z of the output's type {out.dtype}", z.dtype)
         return r
 
     def workspace_size(self, problem, config):
@@ -239,7 +236,7 @@ class _Finisher:
         """`shape` and the strides `source` and `target` have five axes; `inner` is the one to loop over innermost."""
         z, bias = problem.tensors.get("z"), problem.tensors.get("bias")
         add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
-        shift = (0, 1, 0, 0, 0) if bias else (0,) * 5
+        shift = (0, bias.strides[0], 0, 0, 0) if bias else (0,) * 5
         order = [axis for axis in range(5) if axis != inner] + [inner]
         values = [values[axis] for values in (shape, source, shift, add, target) for axis in order]
         self.table = torch.tensor([*values, int(z is not None)], dtype=torch.int64)
@@ -248,6 +245,7 @@ class _Finisher:
         self.code = nb.ACTIVATIONS[epilogue.activation]
         self.like = nb.token(layout.acc)
         self.bias_like = nb.token(bias.dtype) if bias else self.like
+        self.z_like = nb.token(z.dtype) if z else self.like
         self.out = nb.token(problem[problem.outputs[0]].dtype)
         self.image_at = order.index(0) if inner != 0 else 4
         self.z_step = add[0] * (z.itemsize if z else 0)
@@ -269,6 +267,7 @@ class _Finisher:
             self.code,
             self.like,
             self.bias_like,
+            self.z_like,
             self.out,
         )
 
@@ -361,6 +360,7 @@ def _backward_data(problem, layout: _Layout):
     scalars = torch.tensor([epilogue.alpha, epilogue.beta], dtype=torch.float64)
     acc, out = nb.token(layout.acc), nb.token(g.x.dtype)
     z_at = problem.inputs.index("z") if z else None
+    z_like = nb.token(z.dtype) if z else out
     processors = problem.target.processors
     per_group = g.C // g.G * layout.taps
 
@@ -395,7 +395,7 @@ def _backward_data(problem, layout: _Layout):
                     im2col.fold(
                         min(nb.threads(), processors), table.data_ptr(), scalars.data_ptr(), columns.data_ptr(),
                         0 if z is None else z.data_ptr(), dx.data_ptr(), parts["rows"].data_ptr(),
-                        n0, images, j0 // layout.taps, channels, layout.by_pixel, acc, out,
+                        n0, images, j0 // layout.taps, channels, layout.by_pixel, acc, z_like, out,
                     )  # fmt: skip
 
     return step
