@@ -102,8 +102,8 @@ class Problem:
                 raise InvalidArgument(role, str(tensor), "an output whose elements do not overlap in memory")
         everything = inputs | outputs
         op.check(everything, epilogue)
-        if math == "tf32" and all(t.dtype != "f32" for t in inputs.values()):
-            math = "ieee"  # the mode means nothing for other types: one problem, one text
+        if math == "tf32" and all(tensors[role].dtype != "f32" for role in op.inputs):
+            math = "ieee"  # the mode means nothing for other operands: one problem, one text
         return cls(op, tuple(everything.items()), epilogue, math, target)
 
     def __getitem__(self, role: str) -> TensorDescriptor:

@@ -75,15 +75,20 @@ class Store:
 
     def rows(self, problem: str | None = None, environment: str | None = None) -> list[Row]:
         """Rows of a problem and environment (all where left out), fastest first, failures last."""
-        if not self.path.exists():
-            return []
         query = "SELECT row FROM rows WHERE (?1 IS NULL OR problem = ?1) AND (?2 IS NULL OR environment = ?2)"
-        try:
-            with self._open("ro") as db:
-                found = [Row(**json.loads(text)) for (text,) in db.execute(query, (problem, environment))]
-        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-            log.warning("tuned rows in %s cannot be read (%s); choosing without them", self.path, error)
-            return []
+        found, trouble = [], None
+        for mode in ("ro", "ro&immutable=1"):  # the second works in a folder where no lock can be made
+            try:
+                if self.path.exists():
+                    with self._open(mode) as db:
+                        found = [
+                            Row(**json.loads(text)) for (text,) in db.execute(query, (problem, environment))
+                        ]
+                break
+            except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+                trouble = trouble or error
+        else:
+            log.warning("tuned rows in %s cannot be read (%s); choosing without them", self.path, trouble)
         return sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0))
 
     def put(self, rows: Iterable[Row]) -> bool:
