@@ -10,7 +10,7 @@ torch.Size([4, 3, 3, 3])
 """
 
 from .convolution import conv1d, conv2d, conv3d, linear
-from .pooling import max_pool1d, max_pool2d, max_pool3d
 from .pointwise import relu
+from .pooling import max_pool1d, max_pool2d, max_pool3d
 
 __all__ = ["conv1d", "conv2d", "conv3d", "linear", "max_pool1d", "max_pool2d", "max_pool3d", "relu"]

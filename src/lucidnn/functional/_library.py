@@ -94,13 +94,16 @@ class Op:
         if torch.is_grad_enabled():
             for t in tensors:
                 if t is not None and t.requires_grad:
-                    return Differentiable.apply(self, *args)
+                    return _apply(self, self.kernel, args[self.tensors :], *tensors)
         return self.kernel(*args)
 
     def _differentiable(self, *args: Any) -> Any:
         """What the dispatcher calls where gradients may be wanted."""
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[: self.tensors]):
-            return Differentiable.apply(self, *args)
+            return Differentiable.apply(self, self._below_autograd, args[self.tensors :], *args[: self.tensors])
+        return self._below_autograd(*args)
+
+    def _below_autograd(self, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload(*args)
 
@@ -109,18 +112,15 @@ class Differentiable(torch.autograd.Function):
     """The gradient of every operator of the library."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, *args: Any) -> Any:
-        tensors = args[: op.tensors]
-        if unseen(tensors):
-            result = op.kernel(*args)
-        else:
-            with torch._C._AutoDispatchBelowAutograd():
-                result = op.overload(*args)
+    def forward(ctx: Any, op: Op, function: Callable[..., Any], attributes: tuple, *tensors: Any) -> Any:
+        args = (*tensors, *attributes)
+        result = function(*args)
         outputs = result if isinstance(result, tuple) else (result,)
-        ctx.op, ctx.attributes, ctx.settings = op, args[op.tensors :], settings.current()
-        ctx.kept = len(outputs) if op.saves_output(args) else 0
-        ctx.save_for_backward(*tensors, *outputs[: ctx.kept])
-        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        ctx.op, ctx.attributes, ctx.settings = op, attributes, settings.current()
+        kept = outputs if op.saves_output(args) else ()
+        ctx.save_for_backward(*tensors, *kept)
+        if len(outputs) > 1:
+            ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
         ctx.set_materialize_grads(False)
         return result
 
@@ -128,16 +128,19 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         op = ctx.op
         if grads[0] is None:
-            return (None,) * (1 + op.tensors + len(ctx.attributes))
+            return (None,) * (3 + op.tensors)
         saved = ctx.saved_tensors
         args, outputs = (*saved[: op.tensors], *ctx.attributes), saved[op.tensors :]
-        needs = ctx.needs_input_grad[1 : 1 + op.tensors]
+        needs = ctx.needs_input_grad[3:]
         if ctx.settings is settings.current():
-            found = op.backward(needs, args, outputs, grads)
-        else:  # other settings than the forward's are in force here, perhaps because this is another thread
-            with settings.using(ctx.settings):
-                found = op.backward(needs, args, outputs, grads)
-        return (None, *found, *(None,) * len(ctx.attributes))
+            return (None, None, None, *op.backward(needs, args, outputs, grads))
+        # other settings than the forward's are in force here, perhaps because this is another thread
+        with settings.using(ctx.settings):
+            return (None, None, None, *op.backward(needs, args, outputs, grads))
+
+
+# `Function.apply` first looks for functorch wrappers, for several microseconds; `unseen` has done that already.
+_apply = super(torch.autograd.Function, Differentiable).apply
 
 
 def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation, dict[str, Any]]]) -> Any:
@@ -179,11 +182,15 @@ def _build(op: Operation, given: dict[str, Any]) -> Plan:
     for role, t in given["tensors"].items():
         if isinstance(t, torch.Tensor):
             if t.device != first.device:
-                raise InvalidArgument(role, f"a tensor on {t.device}", f"{first.device}, where {next(iter(given['tensors']))} is")
+                raise InvalidArgument(
+                    role, f"a tensor on {t.device}", f"{first.device}, where {next(iter(given['tensors']))} is"
+                )
             t = TensorDescriptor.of(t)
         if t is not None:
             described[role] = t
-    problem = Problem.create(op, described, Target.of(first.device), given.get("epilogue", Epilogue()), given.get("math"))
+    problem = Problem.create(
+        op, described, Target.of(first.device), given.get("epilogue", Epilogue()), given.get("math")
+    )
     chosen = settings.current()
     if given.get("engine"):
         with settings.using(engine=given["engine"]) as chosen:
@@ -196,7 +203,9 @@ def last(t: torch.Tensor) -> bool:
     return is_channels_last(t.shape, t.stride())
 
 
-def new_empty(like: torch.Tensor, shape: Sequence[Any], channels_last: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
+def new_empty(
+    like: torch.Tensor, shape: Sequence[Any], channels_last: bool, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Uninitialised tensor in one of the two dense layouts, for fake functions: sizes may be symbolic."""
     if not channels_last:
         return like.new_empty(shape, dtype=dtype)

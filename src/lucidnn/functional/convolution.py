@@ -13,6 +13,7 @@ import torch
 from ..core.descriptor import TensorDescriptor
 from ..core.errors import InvalidArgument
 from ..core.operation import Epilogue
+from ..core.plan import remember
 from ..ops.activation import ACTIVATIONS
 from ..ops.convolution import ConvBgrad, ConvDgrad, ConvFprop, ConvWgrad, output_size
 from ._library import Op, last, new_empty, run, tuple_of
@@ -47,13 +48,20 @@ def _fprop_kernel(x, w, bias, z, stride, padding, dilation, groups, alpha, beta,
     def describe():
         op = ConvFprop(**_attributes(stride, padding, dilation, groups))
         epilogue = Epilogue(alpha, beta, activation, parameter)
-        return op, {"tensors": {"x": x, "w": w, "bias": bias, "z": z}, "epilogue": epilogue, "math": math, "engine": engine}
+        return op, {
+            "tensors": {"x": x, "w": w, "bias": bias, "z": z},
+            "epilogue": epilogue,
+            "math": math,
+            "engine": engine,
+        }
 
     return run(("conv_fprop", attributes, alpha, beta, activation, parameter, math, engine), (x, w, bias, z), describe)
 
 
 def _fprop_fake(x, w, bias, z, stride, padding, dilation, groups, alpha, beta, activation, parameter, engine):
-    sizes = [output_size(*axis) for axis in zip(x.shape[2:], w.shape[2:], stride, _pairs(padding), dilation, strict=True)]
+    sizes = [
+        output_size(*axis) for axis in zip(x.shape[2:], w.shape[2:], stride, _pairs(padding), dilation, strict=True)
+    ]
     return new_empty(x, (x.shape[0], w.shape[0], *sizes), last(x) or last(w))
 
 
@@ -160,7 +168,9 @@ conv_bgrad = Op(
 )
 
 
-def _padding(padding: Any, ndim: int, stride: tuple[int, ...], dilation: tuple[int, ...], filter_size: Any) -> tuple[int, ...]:
+def _padding(
+    padding: Any, ndim: int, stride: tuple[int, ...], dilation: tuple[int, ...], filter_size: Any
+) -> tuple[int, ...]:
     """Flat (before, after) for each axis, from a number, a sequence, pairs, 'valid' or 'same'."""
     if padding == "valid":
         return (0, 0) * ndim
@@ -170,8 +180,14 @@ def _padding(padding: Any, ndim: int, stride: tuple[int, ...], dilation: tuple[i
         totals = [d * (r - 1) for d, r in zip(dilation, filter_size, strict=True)]
         return tuple(n for total in totals for n in (total // 2, total - total // 2))
     if isinstance(padding, str):
-        raise InvalidArgument("padding", repr(padding), "'same', 'valid', a number, one a spatial axis, or (before, after) pairs")
-    if isinstance(padding, (tuple, list)) and padding and all(isinstance(p, (tuple, list)) and len(p) == 2 for p in padding):
+        raise InvalidArgument(
+            "padding", repr(padding), "'same', 'valid', a number, one a spatial axis, or (before, after) pairs"
+        )
+    if (
+        isinstance(padding, (tuple, list))
+        and padding
+        and all(isinstance(p, (tuple, list)) and len(p) == 2 for p in padding)
+    ):
         flat = tuple(n for pair in padding for n in tuple_of(pair, 2, "padding"))
         if len(padding) != ndim:
             raise InvalidArgument("padding", padding, f"{ndim} (before, after) pairs")
@@ -184,24 +200,57 @@ def _convolution(ndim, input, weight, bias, stride, padding, dilation, groups, a
         if not isinstance(t, torch.Tensor):
             raise InvalidArgument(name, type(t).__name__, "a torch tensor")
     if weight.ndim != ndim + 2:
-        raise InvalidArgument("weight", f"shape {list(weight.shape)}", f"{ndim + 2} axes: filters, channels / groups, {ndim} spatial")
+        raise InvalidArgument(
+            "weight", f"shape {list(weight.shape)}", f"{ndim + 2} axes: filters, channels / groups, {ndim} spatial"
+        )
     if input.ndim == ndim + 1:
-        out = _convolution(ndim, input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, activation, parameter, engine)
+        out = _convolution(
+            ndim, input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, activation, parameter, engine
+        )
         return out.squeeze(0)
     if input.ndim != ndim + 2:
-        raise InvalidArgument("input", f"shape {list(input.shape)}", f"{ndim + 2} axes (batch, channels, {ndim} spatial), or no batch axis")
+        raise InvalidArgument(
+            "input",
+            f"shape {list(input.shape)}",
+            f"{ndim + 2} axes (batch, channels, {ndim} spatial), or no batch axis",
+        )
     if torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
-        input, weight, bias = (t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (input, weight, bias))
+        input, weight, bias = (
+            t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (input, weight, bias)
+        )
+    given = (ndim, stride, padding, dilation, groups, activation, parameter, engine)
+    attributes = None
+    if padding != "same" and not torch.compiler.is_compiling():
+        try:
+            attributes = _written_out.get(given)
+        except TypeError:  # a list somewhere: right, only slower
+            pass
+        else:
+            if attributes is None:
+                attributes = _write_out(*given, weight.shape[2:])
+                remember(_written_out, given, attributes)
+    if attributes is None:
+        attributes = _write_out(*given, weight.shape[2:])
+    return conv_fprop(input, weight, bias, None, *attributes)
+
+
+_written_out: dict[Any, tuple] = {}
+
+
+def _write_out(ndim, stride, padding, dilation, groups, activation, parameter, engine, filter_size) -> tuple:
+    """The operator's attributes from the caller's short forms."""
     stride, dilation = tuple_of(stride, ndim, "stride"), tuple_of(dilation, ndim, "dilation")
-    pads = _padding(padding, ndim, stride, dilation, weight.shape[2:])
+    pads = _padding(padding, ndim, stride, dilation, filter_size)
     name = activation or "identity"
     if parameter is None:
         parameter = (ACTIVATIONS[name].parameter if name in ACTIVATIONS else None) or 0.0
-    return conv_fprop(input, weight, bias, None, stride, pads, dilation, groups, 1.0, 0.0, name, float(parameter), engine)
+    return stride, pads, dilation, groups, 1.0, 0.0, name, float(parameter), engine
 
 
-def conv1d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, activation=None, parameter=None, engine=None):
+def conv1d(
+    input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, activation=None, parameter=None, engine=None
+):
     """One-dimensional convolution of (N, C, W) with (K, C / groups, S); otherwise as `conv2d`.
 
     Examples
@@ -213,7 +262,9 @@ def conv1d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, 
     return _convolution(1, input, weight, bias, stride, padding, dilation, groups, activation, parameter, engine)
 
 
-def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, activation=None, parameter=None, engine=None):
+def conv2d(
+    input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, activation=None, parameter=None, engine=None
+):
     """Two-dimensional convolution (cross-correlation), optionally with an activation in the same kernel.
 
     Parameters
@@ -266,7 +317,9 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, 
     return _convolution(2, input, weight, bias, stride, padding, dilation, groups, activation, parameter, engine)
 
 
-def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, activation=None, parameter=None, engine=None):
+def conv3d(
+    input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, *, activation=None, parameter=None, engine=None
+):
     """Three-dimensional convolution of (N, C, D, H, W) with (K, C / groups, T, R, S); otherwise as `conv2d`.
 
     Examples
@@ -298,7 +351,11 @@ def linear(input, weight, bias=None, *, engine=None):
     """
     for name, t, least in (("input", input, 1), ("weight", weight, 2)):
         if not isinstance(t, torch.Tensor) or t.ndim < least or (name == "weight" and t.ndim != 2):
-            raise InvalidArgument(name, list(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__, "(..., features in) and (out, in)")
+            raise InvalidArgument(
+                name,
+                list(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__,
+                "(..., features in) and (out, in)",
+            )
     flat = input.reshape(-1, input.shape[-1]) if input.ndim != 2 else input
     y = _convolution(1, flat.unsqueeze(2), weight.unsqueeze(2), bias, 1, 0, 1, 1, None, None, engine).squeeze(2)
     return y if input.ndim == 2 else y.reshape(*input.shape[:-1], weight.shape[0])

@@ -32,7 +32,11 @@ def _key(attributes: tuple) -> tuple:
 
 
 def _fwd_kernel(x, *attributes):
-    return run(("max_pool_fwd", *_key(attributes)), (x,), lambda: (MaxPoolFwd(**_attributes(*attributes)), {"tensors": {"x": x}}))
+    return run(
+        ("max_pool_fwd", *_key(attributes)),
+        (x,),
+        lambda: (MaxPoolFwd(**_attributes(*attributes)), {"tensors": {"x": x}}),
+    )
 
 
 def _fwd_fake(x, window, stride, padding, dilation, ceil_mode, index_type):
@@ -105,13 +109,19 @@ def _max_pool(ndim, input, kernel_size, stride, padding, dilation, ceil_mode, re
         out = _max_pool(ndim, input.unsqueeze(0), kernel_size, stride, padding, dilation, ceil_mode, return_indices)
         return tuple(t.squeeze(0) for t in out) if return_indices else out.squeeze(0)
     if input.ndim != ndim + 2:
-        raise InvalidArgument("input", f"shape {list(input.shape)}", f"{ndim + 2} axes (batch, channels, {ndim} spatial), or no batch axis")
+        raise InvalidArgument(
+            "input",
+            f"shape {list(input.shape)}",
+            f"{ndim + 2} axes (batch, channels, {ndim} spatial), or no batch axis",
+        )
     window = tuple_of(kernel_size, ndim, "kernel_size")
     stride = window if stride is None or stride == () or stride == [] else tuple_of(stride, ndim, "stride")
     padding, dilation = tuple_of(padding, ndim, "padding"), tuple_of(dilation, ndim, "dilation")
     # The framework's indices are 64-bit positions; without a reader of them a byte a window does.
     small = "u8" if math.prod(window) <= 256 else "i32" if math.prod(input.shape[2:]) < 2**31 else "i64"
-    y, index = max_pool_fwd(input, window, stride, padding, dilation, bool(ceil_mode), "i64" if return_indices else small)
+    y, index = max_pool_fwd(
+        input, window, stride, padding, dilation, bool(ceil_mode), "i64" if return_indices else small
+    )
     return (y, index) if return_indices else y
 
 
