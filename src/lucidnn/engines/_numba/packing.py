@@ -156,15 +156,17 @@ def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like,
         k0 = panel * width
         valid = min(width, k_count - k0)
         for c0 in range(0, c_count, block):
-            last = min(c0 + block, c_count)
-            for t in range(count):
-                for c in range(c0, last):
+            run = min(block, c_count - c0)
+            # Taps within channels: the filters' cache lines are read once, whichever order they are written in.
+            for c in range(c0, c0 + run):
+                for t in range(count):
                     from_ = k0 * k_stride + c * c_stride + offsets[t]
+                    to = at + (t * run + c - c0) * width
                     for j in range(valid):
-                        dst[at + j] = cast(load(src, from_ + j * k_stride), acc)
+                        dst[to + j] = cast(load(src, from_ + j * k_stride), acc)
                     for j in range(valid, width):
-                        dst[at + j] = cast(0, acc)
-                    at += width
+                        dst[to + j] = cast(0, acc)
+            at += run * count * width
 
 
 @separate

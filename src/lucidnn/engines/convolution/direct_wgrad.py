@@ -31,6 +31,7 @@ from .._numba.packing import pack_row, pack_slab, staging_elements, zero_panel
 from .direct import ALIGN, SLAB_BYTES, TYPES, aligned, even_parts
 
 PIXELS = 192  # pixels of a block: with 32 filters 24 KB of dy, which stay in the first-level cache
+CHUNK_ELEMENTS = 144  # of each filter that the reduction takes at once: with 32 filters 18 KB
 COPIES = 64 << 20  # bytes that the parts' sums may take together before parts share pixels instead
 
 # The integers that the kernels read, in this order, at the head of one table; lists of offsets follow.
@@ -38,8 +39,8 @@ COPIES = 64 << 20  # bytes that the parts' sums may take together before parts s
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, X_N, X_C, X_D, X_H, X_W, Y_N, Y_K, Y_D, Y_H, Y_W, OUT_D, OUT_H, OUT_W,
     STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W, BLOCK_H, BLOCK_W, BLOCKS_H, BLOCKS_W, BLOCKS, SPAN_D, SPAN_H, SPAN_W,
     WIDTH, PANELS, RUNS, RUN, TAPS, SLAB, PANEL, SLOT, SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, C_STRIDE, K_STRIDE, G_STRIDE,
-    ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
-) = range(56)  # fmt: skip
+    ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, CHUNK, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
+) = range(57)  # fmt: skip
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
@@ -120,29 +121,39 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
 
 @kernel
 def _reduce(part, parts, table, scalars, sums, z, dw, acc, z_like, out):
-    """Add the parts' sums in order, scale, and write a share of the filters (whole rows of channels)."""
+    """Add the parts' sums in order, scale, and write a share of the filters: some channels of one panel at a time."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
     source, target, add = pointer(sums, acc), pointer(dw, out), pointer(z, z_like)
-    taps, z_taps = pointer(table + t[TAP_TABLE] * 8, 0), pointer(table + t[Z_TABLE] * 8, 0)
+    to, from_ = pointer(table + t[TAP_TABLE] * 8, 0), pointer(table + t[Z_TABLE] * 8, 0)
     alpha, beta = cast(f[0], acc), cast(f[1], acc)
-    channels, width, panels = t[C_COUNT], t[WIDTH], t[PANELS]
-    total = t[GROUPS] * panels * t[TAPS]
+    channels, width, panels, taps = t[C_COUNT], t[WIDTH], t[PANELS], t[TAPS]
+    # Dense filters are written in order, whether their taps or their channels are neighbours.
+    outer, inner = (taps, t[CHUNK]) if t[C_STRIDE] == 1 else (t[CHUNK], taps)
+    chunks = (channels + t[CHUNK] - 1) // t[CHUNK]
+    total = t[GROUPS] * panels * chunks
     for item in range(total * part // parts, total * (part + 1) // parts):
-        tap, rest = item % t[TAPS], item // t[TAPS]
+        chunk, rest = item % chunks, item // chunks
         k, group = rest % panels, rest // panels
+        c0 = chunk * t[CHUNK]
+        count = min(t[CHUNK], channels - c0)
         valid = min(width, t[K_COUNT] - k * width)
-        start = item * channels * width
-        to = taps[tap] + group * t[G_STRIDE] + k * width * t[K_STRIDE]
-        from_ = z_taps[tap] + group * t[ZG_STRIDE] + k * width * t[ZK_STRIDE]
+        start = (rest * taps * channels + c0) * width
         for i in range(1, t[PIXEL_PARTS]):
-            for j in range(start, start + channels * width):
-                source[j] += source[i * t[SUMS] + j]
-        for c in range(channels):
-            for j in range(valid):
-                value = alpha * source[start + c * width + j]
-                if t[HAS_Z]:
-                    value += beta * cast(load(add, from_ + c * t[ZC_STRIDE] + j * t[ZK_STRIDE]), acc)
-                store(target, to + c * t[C_STRIDE] + j * t[K_STRIDE], value)
+            for tap in range(taps):
+                at = start + tap * channels * width
+                for j in range(at, at + count * width):
+                    source[j] += source[i * t[SUMS] + j]
+        for j in range(valid):
+            y_at = group * t[G_STRIDE] + (k * width + j) * t[K_STRIDE]
+            z_at = group * t[ZG_STRIDE] + (k * width + j) * t[ZK_STRIDE]
+            for a in range(outer):
+                for b in range(inner):
+                    tap, c = (a, b) if t[C_STRIDE] == 1 else (b, a)
+                    if c < count:
+                        value = alpha * source[start + (tap * channels + c) * width + j]
+                        if t[HAS_Z]:
+                            value += beta * cast(load(add, z_at + from_[tap] + (c0 + c) * t[ZC_STRIDE]), acc)
+                        store(target, y_at + to[tap] + (c0 + c) * t[C_STRIDE], value)
 
 
 @kernel
@@ -152,12 +163,8 @@ def _filter_gradient(table, scalars, x, dy, z, dw, scratch, threads, like, acc, 
     sums = (scratch + ALIGN - 1) // ALIGN * ALIGN
     rest = sums + t[PIXEL_PARTS] * t[SUMS] * size_of(acc)
     nb.launch(_part, t[PARTS], threads, (table, x, dy, sums, rest, like, acc))
-    nb.launch(
-        _reduce,
-        min(4 * threads, t[GROUPS] * t[PANELS] * t[TAPS]),
-        threads,
-        (table, scalars, sums, z, dw, acc, z_like, out),
-    )
+    items = t[GROUPS] * t[PANELS] * ((t[C_COUNT] + t[CHUNK] - 1) // t[CHUNK])
+    nb.launch(_reduce, min(4 * threads, items), threads, (table, scalars, sums, z, dw, acc, z_like, out))
 
 
 class _Plan:
@@ -200,8 +207,17 @@ class _Plan:
         self.sums = aligned(g.G * self.panels * self.taps * self.channels * self.width, self.itemsize)
         processors = problem.target.processors
         copies = max(1, COPIES // (self.sums * self.itemsize))
-        self.pixel_parts = max(1, min(processors, self.blocks, copies))
-        self.filter_parts = min(self.panels, processors // self.pixel_parts) or 1
+        slabs = self.blocks * math.prod(self.spans) * self.channels * g.G
+
+        def moved(pixel_parts):
+            # Parts that share pixels pack them each; parts that share filters keep their own sums and add them later.
+            filter_parts = min(self.panels, -(-processors // pixel_parts))
+            return 2 * pixel_parts * self.sums + filter_parts * slabs
+
+        choices = [p for p in range(1, min(processors, self.blocks, copies) + 1) if processors % p == 0]
+        full = [p for p in choices if self.panels >= processors // p]
+        self.pixel_parts = min(full, key=moved) if full else choices[-1]
+        self.filter_parts = max(1, min(self.panels, processors // self.pixel_parts))
         self.parts = self.pixel_parts * self.filter_parts
 
     def _tabulate(self, problem, g: Geometry) -> None:
@@ -235,7 +251,7 @@ class _Plan:
             self.rows, self.columns, -(-g.out_size[1] // self.rows), -(-g.out_size[2] // self.columns), self.blocks,
             *self.spans, self.width, self.panels, len(starts), run, self.taps, slab, panel, self.slot, self.sums,
             self.pixel_parts, self.filter_parts, self.parts, w_c, w_k, self.filters * w_k, z_c, z_k, self.filters * z_k,
-            int(z is not None), *places,
+            int(z is not None), min(self.channels, max(CHUNK_ELEMENTS // self.taps, 1)), *places,
         ]  # fmt: skip
         self.table = torch.tensor(values + starts + taps + z_taps + rows, dtype=torch.int64)
         self.scalars = torch.tensor([problem.epilogue.alpha, problem.epilogue.beta], dtype=torch.float64)
