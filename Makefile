@@ -105,7 +105,7 @@ bench: $(call READY,test)
 	@$(PY) -m benchmarks.run $(ARGS)
 
 docs-table: $(call READY,demo)
-	@$(PY) -m benchmarks.table $(ARGS)
+	@$(PY) docs/readme_table.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -1,1 +1,1 @@
-"""The command line: info, explain, bench, verify, train. Nothing else in the package prints."""
+"""The command line: one file a command, found by `main`; everything heavy is imported when a command runs."""

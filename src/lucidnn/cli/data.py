@@ -33,12 +33,7 @@ SIDE = 32
 CLASSES = 10
 HELD_OUT = 5  # one image in so many is for testing
 CIFAR_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 ACCEPTED = (
     "a folder with CIFAR-10's python batches (data_batch_1 to data_batch_5, test_batch) "
     "or MNIST's idx files (train-images-idx3-ubyte[.gz] and its three companions)"
@@ -139,9 +134,7 @@ def _folder(folder: Path) -> Dataset:
     if not folder.exists():
         raise DataError(folder, "nothing of that name", ACCEPTED)
     if not folder.is_dir():
-        hint = (
-            "; unpack the archive first" if folder.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")) else ""
-        )
+        hint = "; unpack the archive first" if folder.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")) else ""
         raise DataError(folder, "a file", ACCEPTED + hint)
     for place in (folder, folder / "cifar-10-batches-py"):
         if any((place / name).exists() for name in CIFAR_BATCHES):
@@ -164,9 +157,7 @@ def _digits(seed: int) -> Dataset:
     train = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(labels)), test))
     pixels = enlarge(images.astype(np.float32), SIDE)[:, None]
     parts = _normalised(pixels[train], pixels[test])
-    return Dataset(
-        parts[0], labels[train].astype(np.int64), parts[1], labels[test].astype(np.int64), "UCI digits"
-    )
+    return Dataset(parts[0], labels[train].astype(np.int64), parts[1], labels[test].astype(np.int64), "UCI digits")
 
 
 def _stratified_fifth(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -259,16 +250,9 @@ def _cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     fields = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
     for key in ("data", "labels"):
         if key not in fields:
-            raise DataError(
-                path, "a dictionary with " + (", ".join(map(repr, fields)) or "no keys"), expected
-            )
+            raise DataError(path, "a dictionary with " + (", ".join(map(repr, fields)) or "no keys"), expected)
     data = fields["data"]
-    if (
-        not isinstance(data, np.ndarray)
-        or data.dtype != np.uint8
-        or data.ndim != 2
-        or data.shape[1] != 3 * SIDE * SIDE
-    ):
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * SIDE * SIDE:
         found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise DataError(path, f"'data' of {found}", expected)
     labels = _labels(path, fields["labels"], len(data), expected)
@@ -323,16 +307,11 @@ def _mnist(folder: Path) -> Dataset:
     for images_name, labels_name in (IDX_FILES[:2], IDX_FILES[2:]):
         images_path, images = _idx(folder, images_name, axes=3)
         if images.shape[1:] != (28, 28):
-            raise DataError(
-                images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "images of 28x28"
-            )
+            raise DataError(images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "images of 28x28")
         labels_path, raw = _idx(folder, labels_name, axes=1)
         expected = f"{len(images)} labels from 0 to 9, one for each image of {images_path.name}"
         parts.append(
-            (
-                np.pad(images, ((0, 0), (2, 2), (2, 2)))[:, None],
-                _labels(labels_path, raw, len(images), expected),
-            )
+            (np.pad(images, ((0, 0), (2, 2), (2, 2)))[:, None], _labels(labels_path, raw, len(images), expected))
         )
     train_x, test_x = _normalised(parts[0][0], parts[1][0])
     return Dataset(train_x, parts[0][1], test_x, parts[1][1], "MNIST")
@@ -349,23 +328,17 @@ def _idx(folder: Path, name: str, axes: int) -> tuple[Path, np.ndarray]:
     path = _idx_path(folder, name)
     if path is None:
         raise DataError(
-            folder / name,
-            "nothing of that name, packed (.gz) or not",
-            "MNIST's four idx files " + ", ".join(IDX_FILES),
+            folder / name, "nothing of that name, packed (.gz) or not", "MNIST's four idx files " + ", ".join(IDX_FILES)
         )
     expected = f"an idx file of bytes with {axes} axes"
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             header = file.read(4 + 4 * axes)
             if len(header) < 4 + 4 * axes:
-                raise DataError(
-                    path, f"{len(header)} bytes in all", f"{expected}, whose header has {4 + 4 * axes}"
-                )
+                raise DataError(path, f"{len(header)} bytes in all", f"{expected}, whose header has {4 + 4 * axes}")
             magic = bytes((0, 0, 8, axes))
             if header[:4] != magic:
-                raise DataError(
-                    path, f"a file that starts with {header[:4].hex(' ')}", f"{expected}: {magic.hex(' ')}"
-                )
+                raise DataError(path, f"a file that starts with {header[:4].hex(' ')}", f"{expected}: {magic.hex(' ')}")
             shape = tuple(int(n) for n in np.frombuffer(header, ">u4", offset=4))
             size = math.prod(shape)
             body = file.read(size + 1)
@@ -374,14 +347,10 @@ def _idx(folder: Path, name: str, axes: int) -> tuple[Path, np.ndarray]:
     except OSError as error:
         raise DataError(path, f"an unreadable file ({error.strerror})", expected) from None
     except (MemoryError, OverflowError):
-        raise DataError(
-            path, f"a header that announces {size:,} bytes", f"{expected} that fits in memory"
-        ) from None
+        raise DataError(path, f"a header that announces {size:,} bytes", f"{expected} that fits in memory") from None
     if len(body) != size:
         found = (
-            f"{len(body)} bytes after the header"
-            if len(body) < size
-            else f"more than {size} bytes after the header"
+            f"{len(body)} bytes after the header" if len(body) < size else f"more than {size} bytes after the header"
         )
         raise DataError(path, found, f"the {size} that the header announces ({' x '.join(map(str, shape))})")
     if not size:

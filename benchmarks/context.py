@@ -1,0 +1,24 @@
+"""What every suite is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+PROBLEMS = Path(__file__).resolve().parent.parent / "problems"
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """The device to measure on, the policies to choose plans by, problem files that replace a suite's own, haste."""
+
+    device: Any
+    policies: list[str]
+    problems: list[Path]
+    quick: bool = False
+
+    @property
+    def rounds(self) -> int:
+        """Samples of each contestant."""
+        return 3 if self.quick else 9
