@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from lucidnn.core.descriptor import DTYPES, TensorDescriptor
 from lucidnn.core.problem import Problem
@@ -109,9 +112,7 @@ def strided(descriptor: TensorDescriptor, fill: float) -> tuple[torch.Tensor, to
     start = BAND
     while True:
         address = buffer.data_ptr() + start * descriptor.itemsize
-        if address % descriptor.alignment == 0 and (
-            descriptor.alignment == 16 or address % (2 * descriptor.alignment)
-        ):
+        if address % descriptor.alignment == 0 and (descriptor.alignment == 16 or address % (2 * descriptor.alignment)):
             break
         start += 1
     return buffer, buffer[start:].as_strided(descriptor.shape, descriptor.strides)
@@ -166,17 +167,25 @@ def finished(problem: Problem, result: np.ndarray, pack: dict[str, np.ndarray]) 
         result = result + pack["bias"].reshape(-1, *(1,) * (result.ndim - 2))
     act = {
         "identity": lambda v: v,
-        "relu": lambda v: np.maximum(v, 0),
-        "silu": lambda v: v / (1 + np.exp(-v)),
-        "tanh": np.tanh,
-        "leaky_relu": lambda v: np.where(v > 0, v, e.parameter * v),
-        "clipped_relu": lambda v: np.clip(v, 0, e.parameter),
+        "relu": functional.relu,
+        "clipped_relu": lambda v: v.clamp(0, e.parameter),
+        "leaky_relu": lambda v: functional.leaky_relu(v, e.parameter),
+        "elu": lambda v: functional.elu(v, e.parameter),
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
+        "softplus": functional.softplus,
+        "hardswish": functional.hardswish,
+        "hardsigmoid": functional.hardsigmoid,
+        "mish": functional.mish,
     }
-    return act[e.activation](result)
+    return act[e.activation](torch.from_numpy(result)).numpy()
 
 
-def run(problem: Problem, engine_name: str, config) -> None:
-    """One call of one engine, with everything checked."""
+def run(problem: Problem, engine_name: str, config, wide: bool = False) -> None:
+    """One call of one engine, with everything checked; `wide` takes the path of 64-bit offsets."""
     engine = get(engine_name)
     assert engine.refusals(problem) == []
     rng = np.random.default_rng(0)
@@ -197,7 +206,11 @@ def run(problem: Problem, engine_name: str, config) -> None:
     before = [buffer.clone() for buffer in buffers]
     size = engine.workspace_size(problem, config)
     space = torch.full((size + 1024,), 255, dtype=torch.uint8)  # as floating-point numbers: NaN
-    engine.build(problem, config)(tuple(tensors), space[512 : 512 + size] if size else None)
+    program = engine.build(problem, config)
+    if wide:
+        launches = engine.launches(problem, config)
+        program.launches = [replace(one, constexprs=_widened(one.constexprs)) for one in launches]
+    program(tuple(tensors), space[512 : 512 + size] if size else None)
     assert (space[:512] == 255).all() and (space[512 + size :] == 255).all(), "wrote outside its workspace"
     (out,) = problem.outputs
     got = tensors[-1].double().numpy().copy()
@@ -212,27 +225,36 @@ def run(problem: Problem, engine_name: str, config) -> None:
     assert np.abs(got - want).max() <= accuracy * scale
 
 
+def _widened(constexprs):
+    return {name: name == "WIDE" or value for name, value in constexprs.items()}
+
+
 def small(config: dict, **knobs) -> dict:
     return {**config, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, **knobs}
 
 
-@pytest.mark.parametrize("tiles", ["default", "small", "taps_inner"])
+@pytest.mark.parametrize("tiles", ["default", "small"])
 @pytest.mark.parametrize("line", FPROP + DGRAD)
 def test_implicit_gemm(line: str, tiles: str) -> None:
     problem = Problem.parse(line + TARGET)
     config = get("conv.implicit_gemm").configs(problem)[0]
-    if tiles != "default":
-        config = small(config, GROUP_M=2, TAPS_INNER=tiles == "taps_inner")
-    run(problem, "conv.implicit_gemm", config)
+    run(problem, "conv.implicit_gemm", small(config, GROUP_M=2) if tiles == "small" else config)
 
 
-@pytest.mark.parametrize("tiles", ["default", "one part", "three parts", "many parts"])
+@pytest.mark.parametrize("line", FPROP[1:10:2] + DGRAD[1:12:2])
+def test_taps_in_the_inner_loop(line: str) -> None:
+    problem = Problem.parse(line + TARGET)
+    config = get("conv.implicit_gemm").configs(problem)[0]
+    run(problem, "conv.implicit_gemm", small(config, TAPS_INNER=True))
+
+
+@pytest.mark.parametrize("tiles", ["default", "one part", "three parts"])
 @pytest.mark.parametrize("line", WGRAD)
 def test_implicit_gemm_wgrad(line: str, tiles: str) -> None:
     problem = Problem.parse(line + TARGET)
     config = get("conv.implicit_gemm_wgrad").configs(problem)[0]
     if tiles != "default":
-        config = small(config, SPLIT_K={"one part": 1, "three parts": 3, "many parts": 100}[tiles])
+        config = small(config, SPLIT_K=1 if tiles == "one part" else 3)
     run(problem, "conv.implicit_gemm_wgrad", config)
 
 
@@ -244,3 +266,44 @@ def test_bias_grad(line: str, tiles: str) -> None:
     if tiles == "small":
         config = {**config, "BLOCK_P": 4, "BLOCK_C": 2, "SPLIT_K": 5}
     run(problem, "conv.bias_grad_triton", config)
+
+
+WIDE = {
+    "conv.implicit_gemm": FPROP[1:10:2] + DGRAD[3:12:2],
+    "conv.implicit_gemm_wgrad": WGRAD[1:13:3],
+    "conv.bias_grad_triton": BGRAD[:3],
+}
+
+
+@pytest.mark.parametrize("engine,line", [(engine, line) for engine, lines in WIDE.items() for line in lines])
+def test_64_bit_offsets(engine: str, line: str) -> None:
+    problem = Problem.parse(line + TARGET)
+    small_tiles = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "BLOCK_P": 16, "SPLIT_K": 2}
+    config = {knob: small_tiles.get(knob, value) for knob, value in get(engine).configs(problem)[0].items()}
+    run(problem, engine, config, wide=True)
+
+
+ENGINES = {
+    "conv_fprop": "conv.implicit_gemm",
+    "conv_dgrad": "conv.implicit_gemm",
+    "conv_wgrad": "conv.implicit_gemm_wgrad",
+    "conv_bgrad": "conv.bias_grad_triton",
+}
+
+
+def edge_lines() -> list[str]:
+    """The shared edge cases, with float16 in place of bfloat16."""
+    text = (Path(__file__).resolve().parents[2] / "problems" / "edge.txt").read_text(encoding="utf-8")
+    lines = (line.partition("#")[0].strip().replace("bf16", "f16") for line in text.splitlines())
+    return [line for line in dict.fromkeys(lines) if line.startswith("conv_")]
+
+
+@pytest.mark.parametrize("line", edge_lines())
+def test_edge_cases(line: str) -> None:
+    problem = Problem.parse(line + TARGET)
+    engine = get(ENGINES[problem.op.name])
+    if problem.is_empty:
+        assert all("elements" in reason for reason in engine.refusals(problem))
+        assert engine.refusals(problem)
+        return
+    run(problem, engine.name, engine.configs(problem)[-1])
