@@ -46,6 +46,16 @@ def pointer(typingctx, address, like):
 
 
 @intrinsic
+def address(typingctx, p):
+    """The address that a pointer holds, as an integer."""
+
+    def codegen(context, builder, signature, values):
+        return builder.ptrtoint(values[0], ir.IntType(64))
+
+    return types.int64(p), codegen
+
+
+@intrinsic
 def size_of(typingctx, like):
     """Bytes of an element of `like`'s type, a constant to the compiler."""
     kind = types.unliteral(like)

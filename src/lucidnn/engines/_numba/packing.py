@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from .epilogue import activate
 from .jit import jitable, separate
-from .memory import cast, load, pointer, same_type, size_of, store
+from .memory import address, cast, load, pointer, same_type, size_of, store
 from .microkernel import lanes, transpose
+from .stack import stack
 
 COLUMNS = 64  # pixels that are staged at once; the staging buffer has one row of them for each lane
 _LANES_32, _LANES_64 = lanes(4), lanes(8)
+_MOST_TAPS = 27  # of a filter that is turned in a piece of stack: 3 x 3 x 3
+_ROWS = 2 * lanes(4) ** 2 * _MOST_TAPS
 
 
 def staging_elements() -> int:
@@ -134,9 +137,7 @@ def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, 
                 _zero(out, start + last * channels, start + counts[2] * channels, acc)
                 at = base + d * strides[1] + h * strides[2] + (origin[2] + first) * strides[3]
                 to = slab + (start + first * channels) * size
-                pack_row(
-                    src, at, strides[0], strides[3], channels, last - first, to, channels, stage, like, acc
-                )
+                pack_row(src, at, strides[0], strides[3], channels, last - first, to, channels, stage, like, acc)
             row += counts[2]
 
 
@@ -151,19 +152,52 @@ def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like,
     k_count, c_count, block, count = sizes
     k_stride, c_stride = strides
     src, dst, offsets = pointer(w, like), pointer(out, acc), pointer(taps, 0)
+    size, side = size_of(acc), _LANES_32 if size_of(acc) == 4 else _LANES_64
+    rows = stack(_ROWS, acc)
+    in_order = c_stride == count and count <= _MOST_TAPS
+    for t in range(count):
+        in_order = in_order and offsets[t] == t
     for panel in range(part, panels, parts):
         at = panel * count * c_count * width
         k0 = panel * width
         valid = min(width, k_count - k0)
+        direct = same_type(like, acc) and valid == width and k_stride != 1
         for c0 in range(0, c_count, block):
             run = min(block, c_count - c0)
-            # Taps within channels: the filters' cache lines are read once, whichever order they are written in.
-            for c in range(c0, c0 + run):
+            done = 0
+            if direct and c_stride == 1:
+                # Channels are neighbours: squares of filters by channels, turned in registers.
+                done = run // side * side
                 for t in range(count):
-                    from_ = k0 * k_stride + c * c_stride + offsets[t]
-                    to = at + (t * run + c - c0) * width
-                    for j in range(valid):
-                        dst[to + j] = cast(load(src, from_ + j * k_stride), acc)
+                    for c in range(0, done, side):
+                        for k in range(0, width, side):
+                            from_ = w + ((k0 + k) * k_stride + c0 + c + offsets[t]) * size
+                            transpose(acc, from_, k_stride, out + (at + (t * run + c) * width + k) * size, width)
+            elif direct and in_order:
+                # Taps are neighbours, then channels: squares of filters by (channel, tap), on the stack, then dealt out.
+                done = run // side * side
+                for c in range(0, done, side):
+                    for i in range(0, side * count, side):
+                        from_ = w + (k0 * k_stride + (c0 + c) * count + i) * size
+                        for k in range(0, width, side):
+                            to = address(rows) + (i * width + k) * size
+                            transpose(acc, from_ + k * k_stride * size, k_stride, to, width)
+                    for t in range(count):
+                        to = at + (t * run + c) * width
+                        for i in range(side):
+                            for j in range(width):
+                                dst[to + i * width + j] = rows[(i * count + t) * width + j]
+            # Taps within channels: the filters' cache lines are read once, whichever order they are written in.
+            for c in range(done, run):
+                for t in range(count):
+                    from_ = k0 * k_stride + (c0 + c) * c_stride + offsets[t]
+                    to = at + (t * run + c) * width
+                    if k_stride == 1:
+                        for j in range(valid):
+                            dst[to + j] = cast(load(src, from_ + j), acc)
+                    else:
+                        for j in range(valid):
+                            dst[to + j] = cast(load(src, from_ + j * k_stride), acc)
                     for j in range(valid, width):
                         dst[to + j] = cast(0, acc)
             at += run * count * width
