@@ -115,6 +115,8 @@ def test_span_reach_and_overlap():
 def test_overlap_is_exact_enough(text):
     """No overlap is ever missed; what is called overlapping either is, or interleaves in a way no view of ours does."""
     t = TensorDescriptor.parse(text)
-    places = [sum(i * s for i, s in zip(index, t.strides, strict=True)) for index in itertools.product(*map(range, t.shape))]
+    places = [
+        sum(i * s for i, s in zip(index, t.strides, strict=True)) for index in itertools.product(*map(range, t.shape))
+    ]
     if len(set(places)) < len(places):
         assert t.is_overlapping

@@ -37,15 +37,9 @@ def message(call) -> str:
 
 BAD_CALLS = {
     "rank of input": (lambda: F.conv2d(torch.zeros(4, 6), W), "input: found shape [4, 6]; accepted: 4 axes"),
-    "rank of input, too many": (
-        lambda: F.conv1d(X, W[..., 0]),
-        "input: found shape [2, 4, 6, 6]; accepted: 3 axes",
-    ),
+    "rank of input, too many": (lambda: F.conv1d(X, W[..., 0]), "input: found shape [2, 4, 6, 6]; accepted: 3 axes"),
     "rank of weight": (lambda: F.conv2d(X, W[0]), "weight: found shape [4, 3, 3]; accepted: 4 axes"),
-    "channels": (
-        lambda: F.conv2d(X, torch.zeros(8, 3, 3, 3)),
-        "w: found f32[8,3,3,3]@nchw; accepted: 4 channels",
-    ),
+    "channels": (lambda: F.conv2d(X, torch.zeros(8, 3, 3, 3)), "w: found f32[8,3,3,3]@nchw; accepted: 4 channels"),
     "groups": (lambda: F.conv2d(X, W, groups=3), "groups: found 3; accepted: a divisor of x's 4 channels"),
     "groups and filters": (
         lambda: F.conv2d(X, torch.zeros(7, 2, 3, 3), groups=2),
@@ -58,28 +52,16 @@ BAD_CALLS = {
         "padding: found [0, (1, -2)]; accepted: numbers",
     ),
     "padding's length": (lambda: F.conv2d(X, W, padding=(1, 1, 1)), "padding: found (1, 1, 1); accepted: "),
-    "padding's word": (
-        lambda: F.conv2d(X, W, padding="full"),
-        "padding: found 'full'; accepted: 'same', 'valid'",
-    ),
+    "padding's word": (lambda: F.conv2d(X, W, padding="full"), "padding: found 'full'; accepted: 'same', 'valid'"),
     "padding's type": (lambda: F.conv2d(X, W, padding=1.5), "padding: found 1.5; accepted: a whole number"),
     "same with stride": (lambda: F.conv2d(X, W, stride=2, padding="same"), "accepted: 'same' with stride 1"),
     "stride": (lambda: F.conv2d(X, W, stride=0), "stride: found [0, 0]; accepted: numbers >= 1"),
     "stride's length": (lambda: F.conv2d(X, W, stride=(1, 2, 3)), "stride: found (1, 2, 3); accepted: "),
     "dilation": (lambda: F.conv2d(X, W, dilation=(1, 0)), "dilation: found [1, 0]; accepted: numbers >= 1"),
-    "types": (
-        lambda: F.conv2d(X, W.double()),
-        "w: found f64[8,4,3,3]@nchw; accepted: the data type of x, f32",
-    ),
-    "integers": (
-        lambda: F.conv2d(X.long(), W.long()),
-        "x: found i64[2,4,6,6]@nchw; accepted: a floating-point type",
-    ),
+    "types": (lambda: F.conv2d(X, W.double()), "w: found f64[8,4,3,3]@nchw; accepted: the data type of x, f32"),
+    "integers": (lambda: F.conv2d(X.long(), W.long()), "x: found i64[2,4,6,6]@nchw; accepted: a floating-point type"),
     "complex": (lambda: F.conv2d(X.cfloat(), W.cfloat()), "dtype: found complex64; accepted: f64, f32"),
-    "devices": (
-        lambda: F.conv2d(X, W.to("meta")),
-        "w: found a tensor on meta; accepted: cpu, where x is",
-    ),
+    "devices": (lambda: F.conv2d(X, W.to("meta")), "w: found a tensor on meta; accepted: cpu, where x is"),
     "bias's shape": (lambda: F.conv2d(X, W, torch.zeros(4)), "bias: found f32[4]; accepted: shape [8]"),
     "bias's type": (
         lambda: F.conv2d(X, W, torch.zeros(8).half()),
@@ -89,37 +71,19 @@ BAD_CALLS = {
         lambda: F.conv2d(X, torch.zeros(8, 4, 3, 8)),
         "x: found f32[2,4,6,6]@nchw; accepted: at least 8 points along W with padding (it has 6)",
     ),
-    "no filter": (
-        lambda: F.conv2d(X, torch.zeros(8, 4, 0, 3)),
-        "w: found f32[8,4,0,3]@nchw; accepted: filter sizes",
-    ),
-    "activation": (
-        lambda: F.conv2d(X, W, activation="rleu"),
-        "activation: found 'rleu'; accepted: identity, relu,",
-    ),
+    "no filter": (lambda: F.conv2d(X, torch.zeros(8, 4, 0, 3)), "w: found f32[8,4,0,3]@nchw; accepted: filter sizes"),
+    "activation": (lambda: F.conv2d(X, W, activation="rleu"), "activation: found 'rleu'; accepted: identity, relu,"),
     "activation's parameter": (
         lambda: F.conv2d(X, W, activation="relu", parameter=2.0),
         "activation: found relu with parameter 2.0; accepted: relu without a parameter",
     ),
     "not a tensor": (lambda: F.conv2d([[1.0]], W), "input: found list; accepted: a torch tensor"),
     "window": (lambda: F.max_pool2d(X, 0), "window: found [0, 0]; accepted: numbers >= 1"),
-    "window too large": (
-        lambda: F.max_pool2d(X, 7),
-        "x: found f32[2,4,6,6]@nchw; accepted: an input with room",
-    ),
-    "pool padding": (
-        lambda: F.max_pool2d(X, 2, padding=2),
-        "padding: found [2, 2]; accepted: numbers from 0 to half",
-    ),
+    "window too large": (lambda: F.max_pool2d(X, 7), "x: found f32[2,4,6,6]@nchw; accepted: an input with room"),
+    "pool padding": (lambda: F.max_pool2d(X, 2, padding=2), "padding: found [2, 2]; accepted: numbers from 0 to half"),
     "pool rank": (lambda: F.max_pool2d(torch.zeros(4), 2), "input: found shape [4]; accepted: 4 axes"),
-    "relu": (
-        lambda: F.relu(torch.zeros(3, dtype=torch.int32)),
-        "x: found i32[3]; accepted: a floating-point type",
-    ),
-    "linear": (
-        lambda: F.linear(torch.zeros(3, 4), torch.zeros(5, 6)),
-        "w: found f32[5,6,1]@ncw; accepted: 4 channels",
-    ),
+    "relu": (lambda: F.relu(torch.zeros(3, dtype=torch.int32)), "x: found i32[3]; accepted: a floating-point type"),
+    "linear": (lambda: F.linear(torch.zeros(3, 4), torch.zeros(5, 6)), "w: found f32[5,6,1]@ncw; accepted: 4 channels"),
 }
 
 
@@ -252,11 +216,7 @@ def test_errors_survive_a_process_border(error, through):
 
 def test_not_supported_lists_every_reason():
     error = EVERY[3]
-    assert str(error).splitlines() == [
-        "no engine takes it",
-        "  a.b: needs x, found y",
-        "  a.b: needs z, found w",
-    ]
+    assert str(error).splitlines() == ["no engine takes it", "  a.b: needs x, found y", "  a.b: needs z, found w"]
     assert error.refusals == {"a.b": ("needs x, found y", "needs z, found w")}
 
 
@@ -264,9 +224,7 @@ def test_a_named_engine_that_refuses_gives_its_reasons():
     with pytest.raises(NotSupported) as caught:
         F.conv2d(X, W, engine="conv.empty")
     assert "engine conv.empty does not take conv_fprop x=f32[2,4,6,6]@nchw" in str(caught.value)
-    assert caught.value.refusals == {
-        "conv.empty": tuple(registry.get("conv.empty").refusals(Problem.parse(GOOD)))
-    }
+    assert caught.value.refusals == {"conv.empty": tuple(registry.get("conv.empty").refusals(Problem.parse(GOOD)))}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -275,9 +233,7 @@ def test_no_gpu_is_one_clear_line():
 
     with pytest.raises(DeviceUnavailable) as caught:
         Target.of("cuda")
-    assert (
-        str(caught.value) == "device 'cuda': this machine has no usable NVIDIA or AMD GPU; use device 'cpu'"
-    )
+    assert str(caught.value) == "device 'cuda': this machine has no usable NVIDIA or AMD GPU; use device 'cpu'"
 
 
 @pytest.mark.gpu

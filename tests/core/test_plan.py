@@ -35,16 +35,9 @@ def chosen(**settings) -> tuple[str, str]:
 
 
 def test_the_cheapest_is_taken_and_the_reason_says_so(engines):
-    engines(
-        Fake("toy.slow", 2.0), Fake("toy.fast", 1.0), Fake("toy.picky", 0.1, refuses=("needs a, found b",))
-    )
+    engines(Fake("toy.slow", 2.0), Fake("toy.fast", 1.0), Fake("toy.picky", 0.1, refuses=("needs a, found b",)))
     assert chosen() == ("toy.fast", "cheapest of 3 by estimate (1.00e+00 s)")
-    assert [c.engine.name for c in candidates(PROBLEM)] == [
-        "toy.fast",
-        "toy.slow",
-        "toy.reference",
-        "toy.picky",
-    ]
+    assert [c.engine.name for c in candidates(PROBLEM)] == ["toy.fast", "toy.slow", "toy.reference", "toy.picky"]
 
 
 def test_the_only_one_that_accepts(engines):
@@ -158,9 +151,7 @@ def test_find_takes_the_fastest_and_keeps_a_row(engines, own_cache):
     assert all(0.019 < r.seconds < 0.2 for r in rows if r.engine == "toy.lying")
     # and it is used without timing again, by the other policies too
     runs = a.runs + b.runs
-    assert (
-        chosen(policy="error")[0] == chosen(policy="heuristic")[0] == chosen(policy="find")[0] == "toy.honest"
-    )
+    assert chosen(policy="error")[0] == chosen(policy="heuristic")[0] == chosen(policy="find")[0] == "toy.honest"
     assert a.runs + b.runs == runs
 
 
@@ -272,12 +263,7 @@ def test_find_survives_a_directory_it_cannot_write(engines, own_cache, caplog):
 
 def test_explain_says_what_select_does(engines):
     engines(Fake("toy.fast", 1.0), Fake("toy.picky", 0.1, refuses=("needs a, found b",)))
-    for settings in (
-        {},
-        {"engine": "toy.reference"},
-        {"disable_engines": ("toy.fast",)},
-        {"workspace_limit": 0},
-    ):
+    for settings in ({}, {"engine": "toy.reference"}, {"disable_engines": ("toy.fast",)}, {"workspace_limit": 0}):
         with using(**settings):
             told, did = explain(PROBLEM), select(PROBLEM)
             assert told.choice is not None and told.failure == ""

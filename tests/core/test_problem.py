@@ -22,9 +22,10 @@ WRITTEN_OUT = {
     "conv_fprop w=f32[8,4,3,3] stride=1,1 dilation=1 x=f32[2,4,6,6] padding=0,0:0 groups=1 alpha=1 math=ieee":
         "conv_fprop x=f32[2,4,6,6]@nchw w=f32[8,4,3,3]@nchw y=f32[2,8,4,4]@nchw",
     "conv_fprop x=bf16[2,4,6,6]@nhwc w=bf16[8,4,3,3] padding=1:2,3 stride=2 act=elu:0.5":
-        "conv_fprop x=bf16[2,4,6,6]@nhwc w=bf16[8,4,3,3]@nchw y=bf16[2,8,4,5]@nhwc stride=2,2 padding=1:2,3 act=elu:0.5",
+        "conv_fprop x=bf16[2,4,6,6]@nhwc w=bf16[8,4,3,3]@nchw y=bf16[2,8,4,5]@nhwc "
+        "stride=2,2 padding=1:2,3 act=elu:0.5",
     "conv_fprop x=bf16[2,4,6,6] w=bf16[8,4,3,3]@nhwc bias=f32[8] math=tf32":
-        "conv_fprop x=bf16[2,4,6,6]@nchw w=bf16[8,4,3,3]@nhwc bias=f32[8] y=bf16[2,8,4,4]@nhwc",  # a mode for operands of type f32
+        "conv_fprop x=bf16[2,4,6,6]@nchw w=bf16[8,4,3,3]@nhwc bias=f32[8] y=bf16[2,8,4,4]@nhwc",
     "conv_fprop x=bf16[2,4,6,6] w=bf16[8,4,3,3] math=tf32":
         "conv_fprop x=bf16[2,4,6,6]@nchw w=bf16[8,4,3,3]@nchw y=bf16[2,8,4,4]@nchw",
     "conv_dgrad dy=f32[2,8,4] w=f32[8,2,3] stride=2 groups=2":
@@ -104,7 +105,10 @@ def test_counts_of_a_convolution():
     p = Problem.parse("conv_fprop x=f32[2,4,6,6] w=f32[8,2,3,3] groups=2")
     assert p.flops == 2 * (2 * 8 * 4 * 4) * (2 * 3 * 3)
     assert p.bytes == 4 * (2 * 4 * 36 + 8 * 2 * 9 + 2 * 8 * 16)
-    for line in ("conv_dgrad dy=f32[2,8,4,4] w=f32[8,2,3,3] groups=2", "conv_wgrad x=f32[2,4,6,6] dy=f32[2,8,4,4] groups=2"):
+    for line in (
+        "conv_dgrad dy=f32[2,8,4,4] w=f32[8,2,3,3] groups=2",
+        "conv_wgrad x=f32[2,4,6,6] dy=f32[2,8,4,4] groups=2",
+    ):
         assert Problem.parse(line).flops == p.flops
 
 

@@ -23,13 +23,22 @@ def process_settings_come_back(monkeypatch):
 
 def test_defaults():
     s = Settings()
-    assert (s.policy, s.deterministic, s.engine, s.workspace_limit, s.allow_tf32) == ("heuristic", False, None, None, None)
+    assert (s.policy, s.deterministic, s.engine, s.workspace_limit, s.allow_tf32) == (
+        "heuristic",
+        False,
+        None,
+        None,
+        None,
+    )
     assert (s.disable_engines, s.exclude_notes, s.no_fallback, s.cache_dir, s.log) == ((), (), False, None, None)
 
 
 ENVIRONMENTS = {
     "nothing": ({}, Settings()),
-    "empty": ({f"LUCIDNN_{n}": "" for n in ("POLICY", "CACHE_DIR", "LOG", "DISABLE_ENGINES", "NO_FALLBACK")}, Settings()),
+    "empty": (
+        {f"LUCIDNN_{n}": "" for n in ("POLICY", "CACHE_DIR", "LOG", "DISABLE_ENGINES", "NO_FALLBACK")},
+        Settings(),
+    ),
     "policy": ({"LUCIDNN_POLICY": "find"}, Settings(policy="find")),
     "folder": ({"LUCIDNN_CACHE_DIR": "/some/where"}, Settings(cache_dir=Path("/some/where"))),
     "log": ({"LUCIDNN_LOG": "INFO"}, Settings(log="info")),

@@ -29,7 +29,7 @@ def test_rows_come_back_fastest_first_and_failures_last(tmp_path):
     store = Store(tmp_path / "not" / "there" / "yet")
     assert store.rows() == []
     rows = [
-        with_(engine="c.d", seconds=None, status="failed", reason="it's \"broken\"; DROP TABLE rows"),
+        with_(engine="c.d", seconds=None, status="failed", reason='it\'s "broken"; DROP TABLE rows'),
         with_(engine="e.f", seconds=1e-3, config={}),
         ROW,
     ]

@@ -92,7 +92,9 @@ def test_buffers_rotate(clock):
 
 
 def test_a_slow_candidate_ends_early_but_not_before_the_third_round(clock):
-    times = measure({"slow": clock.call("slow", 1.5), "fast": clock.call("fast", 1e-3)}, CPU, rounds=9, most_seconds=2.0)
+    times = measure(
+        {"slow": clock.call("slow", 1.5), "fast": clock.call("fast", 1e-3)}, CPU, rounds=9, most_seconds=2.0
+    )
     assert len(times["slow"].samples) == 3 and len(times["fast"].samples) == 9
 
 

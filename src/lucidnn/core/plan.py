@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
 import threading
 from collections.abc import Iterator, Mapping
@@ -100,17 +101,13 @@ class Plan:
 
     def outputs(self, device: Any) -> list[Any]:
         """Fresh output tensors."""
-        return [
-            self._allocate(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self._outputs
-        ]
+        return [self._allocate(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._outputs]
 
     def __call__(self, *inputs: Any) -> Any:
         """Run on inputs that look as the problem says (not checked): gives the output, or a tuple of several."""
         device = inputs[0].device
         outputs = [
-            self._allocate(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self._outputs
+            self._allocate(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self._outputs
         ]
         self.launch((*inputs, *outputs), device)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -147,9 +144,7 @@ class Plan:
         if workspace is not None:
             workspace = workspace.view(self._uint8)
             if workspace.numel() < self.workspace_size:
-                raise InvalidArgument(
-                    "workspace", f"{workspace.numel()} bytes", f"{self.workspace_size} bytes"
-                )
+                raise InvalidArgument("workspace", f"{workspace.numel()} bytes", f"{self.workspace_size} bytes")
         self.launch(tensors, device, workspace)
 
 
@@ -169,15 +164,10 @@ def observe() -> Iterator[list[Plan]]:
 
 def _consider(problem: Problem, engine: Engine, settings: Settings) -> Candidate:
     if problem.target.kind not in engine.targets:
-        return Candidate(
-            engine, (f"needs a target of kind {' or '.join(engine.targets)}, found {problem.target}",)
-        )
+        return Candidate(engine, (f"needs a target of kind {' or '.join(engine.targets)}, found {problem.target}",))
     if not settings.allows(engine.name):
         return Candidate(engine, ("disabled by the setting disable_engines",))
-    unwanted = engine.notes & {
-        *settings.exclude_notes,
-        *(("nondeterministic",) if settings.deterministic else ()),
-    }
+    unwanted = engine.notes & {*settings.exclude_notes, *(("nondeterministic",) if settings.deterministic else ())}
     if unwanted:
         return Candidate(engine, (f"has the excluded note {', '.join(sorted(unwanted))}",))
     if refusals := tuple(engine.refusals(problem)):
@@ -189,9 +179,7 @@ def _consider(problem: Problem, engine: Engine, settings: Settings) -> Candidate
     ]
     fitting = [entry for entry in costed if limit is None or entry[3] <= limit]
     if not fitting:
-        return Candidate(
-            engine, (f"needs a workspace of {min(e[3] for e in costed)} bytes, found a limit of {limit}",)
-        )
+        return Candidate(engine, (f"needs a workspace of {min(e[3] for e in costed)} bytes, found a limit of {limit}",))
     cost, _, config, size = min(fitting)
     return Candidate(engine, (), config, size, cost)
 
@@ -250,9 +238,7 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     everyone = candidates(problem, settings)
     accepting = _remaining(problem, settings, everyone, mine)
     if settings.policy == "error":
-        raise NotSupported(
-            f"policy 'error' and no tuned row for {problem} on {here}; time it with policy 'find'"
-        )
+        raise NotSupported(f"policy 'error' and no tuned row for {problem} on {here}; time it with policy 'find'")
     timeable = not settings.deterministic and not problem.is_empty and not _capturing()
     if settings.policy == "find" and timeable and len(accepting) > 1:
         rows = find(problem, settings, device)
@@ -264,9 +250,7 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     return Choice(accepting[0], f"cheapest of {len(accepting)} by estimate ({accepting[0].cost:.2e} s)")
 
 
-def _remaining(
-    problem: Problem, settings: Settings, everyone: list[Candidate], rows: list[Row]
-) -> list[Candidate]:
+def _remaining(problem: Problem, settings: Settings, everyone: list[Candidate], rows: list[Row]) -> list[Candidate]:
     """Who accepts and has not been seen to fail at this problem; an error where that is nobody."""
     seen = {row.engine: row for row in sorted(rows, key=lambda row: row.status == "ok")}
     reasons = {c.engine.name: c.refusals for c in everyone if c.refusals}
@@ -285,6 +269,17 @@ def _remaining(
 _lock = threading.RLock()  # one build and one timing at a time: compilers and devices are shared
 _plans: dict[tuple[Problem, Settings], Plan] = {}
 _warned: set[str] = set()
+
+
+def _renew_locks() -> None:
+    """A forked child has none of the threads that may hold a lock."""
+    global _lock
+    _lock = registry._lock = threading.RLock()
+    _store.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 MEMO_LIMIT = 8192
 
 
@@ -361,40 +356,24 @@ def find(problem: Problem, settings: Settings | None = None, device: Any = None)
     entries = [e for e in entries if limit is None or e[0].workspace_size(problem, e[1]) <= limit]
     entries = sorted(entries, key=lambda e: e[0].cost(problem, e[1]))[:FIND_CANDIDATES]
     with _lock:
-        sets = [
-            _buffers(problem, device, seed)
-            for seed in range(timing.rotation(int(problem.bytes), device, most=16))
-        ]
+        sets = [_buffers(problem, device, seed) for seed in range(timing.rotation(int(problem.bytes), device, most=16))]
         rows, calls = [], {}
 
         def row(i: int, seconds: float | None, status: str = "ok", reason: str = "") -> Row:
             engine, config = entries[i]
             size = engine.workspace_size(problem, config)
-            return Row(
-                problem.tuning_key,
-                environment(problem, device),
-                engine.name,
-                source_hash(engine),
-                dict(config),
-                seconds,
-                size,
-                status,
-                reason,
-            )
+            key = (problem.tuning_key, environment(problem, device), engine.name, source_hash(engine))
+            return Row(*key, dict(config), seconds, size, status, reason)
 
         times: dict[str, timing.Timing] = {}
         for i, (engine, config) in enumerate(entries):
             try:
                 plan = Plan(
                     problem,
-                    Choice(
-                        Candidate(engine, (), config, engine.workspace_size(problem, config)), "to be timed"
-                    ),
+                    Choice(Candidate(engine, (), config, engine.workspace_size(problem, config)), "to be timed"),
                 )
                 calls[str(i)] = lambda s, plan=plan: plan.launch(sets[s], device)
-                times |= timing.measure(
-                    {str(i): calls[str(i)]}, device, sets=len(sets), rounds=3, most_seconds=0.3
-                )
+                times |= timing.measure({str(i): calls[str(i)]}, device, sets=len(sets), rounds=3, most_seconds=0.3)
             except Exception as error:  # any failure of an engine is a row, not the end of the search
                 calls.pop(str(i), None)
                 rows.append(row(i, None, "failed", f"{type(error).__name__}: {error}"))
@@ -406,9 +385,7 @@ def find(problem: Problem, settings: Settings | None = None, device: Any = None)
         for name in sorted(times, key=lambda name: times[name].median):
             fault = "" if trusted else _fault(problem, calls[name], sets[0], device)
             trusted = trusted or not fault
-            rows.append(
-                row(int(name), None if fault else times[name].median, "wrong" if fault else "ok", fault)
-            )
+            rows.append(row(int(name), None if fault else times[name].median, "wrong" if fault else "ok", fault))
         rows.sort(key=lambda r: r.seconds if r.seconds is not None else float("inf"))
         if not _store(settings.directory()).put(rows):
             remember(_session, (problem.tuning_key, environment(problem, device)), rows)
@@ -493,6 +470,4 @@ def _shipped_rows(name: str) -> tuple[Row, ...]:
 
 def _shipped(problem: Problem, here: str) -> list[Row]:
     rows = _shipped_rows(here.partition(";")[0])
-    return sorted(
-        (r for r in rows if r.problem == problem.tuning_key), key=lambda r: r.seconds or float("inf")
-    )
+    return sorted((r for r in rows if r.problem == problem.tuning_key), key=lambda r: r.seconds or float("inf"))

@@ -14,6 +14,7 @@ import threading
 
 from .engine import NOTES, Engine
 from .errors import UnknownEngine
+from .operation import Operation
 from .target import KINDS
 
 _lock = threading.RLock()
@@ -23,10 +24,7 @@ _failures: dict[str, str] = {}
 
 def _modules() -> list[str]:
     names: list[str] = []
-    for root in [
-        "lucidnn.engines",
-        *(e.value for e in importlib.metadata.entry_points(group="lucidnn.engines")),
-    ]:
+    for root in ["lucidnn.engines", *(e.value for e in importlib.metadata.entry_points(group="lucidnn.engines"))]:
         try:
             package = importlib.import_module(root)
         except ImportError as error:
@@ -42,20 +40,14 @@ def _declared(module: object, name: str, found: dict[str, Engine]) -> dict[str, 
     """Engine classes defined in a module. A wrong declaration is said at once, not when a user happens upon it."""
     fresh: dict[str, Engine] = {}
     for cls in vars(module).values():
-        if not (
-            isinstance(cls, type)
-            and issubclass(cls, Engine)
-            and cls.__module__ == name
-            and "name" in vars(cls)
-        ):
+        if not (isinstance(cls, type) and issubclass(cls, Engine) and cls.__module__ == name and "name" in vars(cls)):
             continue
         if other := found.get(cls.name) or fresh.get(cls.name):
             raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {name}")
-        unknown = [t for t in cls.targets if t not in KINDS] + [n for n in cls.notes if n not in NOTES]
+        declared = {*cls.operations, *cls.targets, *cls.notes}
+        unknown = declared - {*KINDS, *NOTES, *Operation.registry}
         if unknown or not cls.operations or not cls.targets:
-            raise TypeError(
-                f"engine {cls.name!r}: unknown targets or notes {unknown}, or no operation or target"
-            )
+            raise TypeError(f"engine {cls.name!r}: unknown {sorted(unknown)}, or no operation or target")
         fresh[cls.name] = cls()
     return fresh
 
@@ -66,6 +58,7 @@ def engines() -> dict[str, Engine]:
     if _engines is not None:
         return _engines
     with _lock:
+        importlib.import_module("lucidnn.ops")
         found: dict[str, Engine] = {}
         for name in _modules() if _engines is None else ():
             try:
