@@ -12,6 +12,7 @@ library, so that a second backward works by the same means.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +22,15 @@ from torch.autograd import forward_ad
 
 from ..core import plan as planning
 from ..core import settings
-from ..core.descriptor import TensorDescriptor, is_channels_last
-from ..core.errors import InvalidArgument
+from ..core.descriptor import DTYPES, TensorDescriptor, is_channels_last
+from ..core.errors import InvalidArgument, NotSupported
 from ..core.operation import Epilogue, Operation
-from ..core.plan import Plan
 from ..core.problem import Problem
 from ..core.target import Target
 
 library = torch.library.Library("lucidnn", "DEF")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, Callable[..., Any]] = {}
 
 
 def unseen(tensors: Sequence[Any]) -> bool:
@@ -99,6 +99,10 @@ class Op:
 
     def _differentiable(self, *args: Any) -> Any:
         """What the dispatcher calls where gradients may be wanted."""
+        if forward_ad._current_level >= 0:
+            for t in args[: self.tensors]:
+                if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+                    raise NotSupported(f"{self.name} has no forward-mode derivative; accepted: reverse mode")
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[: self.tensors]):
             return Differentiable.apply(self, self._below_autograd, args[self.tensors :], *args[: self.tensors])
         return self._below_autograd(*args)
@@ -159,13 +163,20 @@ def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation
     looks: list[Any] = [key, settings.current()]
     inputs = []
     addresses = 0
-    for t in tensors:
-        if t is None:
-            looks.append(None)
-        else:
-            looks += (t.shape, t.stride(), t.dtype, t.device)
-            addresses |= t.data_ptr()
-            inputs.append(t)
+    try:
+        for t in tensors:
+            if t is None:
+                looks.append(None)
+            else:
+                looks += (t.shape, t.stride(), t.dtype, t.device)
+                addresses |= t.data_ptr()
+                inputs.append(t)
+    except RuntimeError:  # there is no such thing to be asked for
+        for role, t in describe()[1]["tensors"].items():
+            if isinstance(t, torch.Tensor) and (t.layout != torch.strided or t.is_nested):
+                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+                raise InvalidArgument(role, kind, "a dense tensor, of layout torch.strided") from None
+        raise
     if addresses & 15:
         looks += [t.data_ptr() & 15 for t in inputs]
     full = tuple(looks)
@@ -176,7 +187,7 @@ def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation
     return plan(*inputs)
 
 
-def _build(op: Operation, given: dict[str, Any]) -> Plan:
+def _build(op: Operation, given: dict[str, Any]) -> Callable[..., Any]:
     first = next(iter(given["tensors"].values()))
     described = {}
     for role, t in given["tensors"].items():
@@ -188,14 +199,25 @@ def _build(op: Operation, given: dict[str, Any]) -> Plan:
             t = TensorDescriptor.of(t)
         if t is not None:
             described[role] = t
-    problem = Problem.create(
-        op, described, Target.of(first.device), given.get("epilogue", Epilogue()), given.get("math")
-    )
+    shapes_only = first.device.type == "meta"
+    target = Target.parse("cpu") if shapes_only else Target.of(first.device)
+    problem = Problem.create(op, described, target, given.get("epilogue", Epilogue()), given.get("math"))
+    if shapes_only:
+        return functools.partial(_shapes, [problem[role] for role in problem.outputs])
     chosen = settings.current()
     if given.get("engine"):
         with settings.using(engine=given["engine"]) as chosen:
             pass
     return planning.select(problem, chosen, first.device)
+
+
+def _shapes(outputs: Sequence[TensorDescriptor], *inputs: torch.Tensor) -> Any:
+    """What stands for a plan on meta tensors: outputs that are shapes only."""
+    made = tuple(
+        torch.empty_strided(t.shape, t.strides, dtype=getattr(torch, DTYPES[t.dtype][0]), device="meta")
+        for t in outputs
+    )
+    return made[0] if len(made) == 1 else made
 
 
 def last(t: torch.Tensor) -> bool:

@@ -214,8 +214,9 @@ def _convolution(ndim, input, weight, bias, stride, padding, dilation, groups, a
             f"shape {list(input.shape)}",
             f"{ndim + 2} axes (batch, channels, {ndim} spatial), or no batch axis",
         )
-    if torch.is_autocast_enabled(input.device.type):
-        dtype = torch.get_autocast_dtype(input.device.type)
+    device = input.device.type
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         input, weight, bias = (
             t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (input, weight, bias)
         )
