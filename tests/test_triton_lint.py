@@ -21,10 +21,7 @@ def kernels(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     """Functions under a decorator whose text names triton's or gluon's jit."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            if any(
-                ast.unparse(d).split("(")[0] in ("triton.jit", "jit", "gluon.jit")
-                for d in node.decorator_list
-            ):
+            if any(ast.unparse(d).split("(")[0] in ("triton.jit", "jit", "gluon.jit") for d in node.decorator_list):
                 yield node
 
 
@@ -39,9 +36,7 @@ def assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
             if isinstance(target, ast.Name):
                 yield target.id, statement.value
             elif isinstance(target, ast.Tuple):
-                same = isinstance(statement.value, ast.Tuple) and len(statement.value.elts) == len(
-                    target.elts
-                )
+                same = isinstance(statement.value, ast.Tuple) and len(statement.value.elts) == len(target.elts)
                 values = statement.value.elts if same else [statement.value] * len(target.elts)
                 for part, value in zip(target.elts, values):
                     if isinstance(part, ast.Name):
@@ -73,9 +68,7 @@ def suspects(kernel: ast.FunctionDef) -> list[str]:
                     if not isinstance(source, ast.Name) or source.id not in carried or name == source.id:
                         continue
                     if name in values and values.get(name) == values.get(source.id):
-                        found.append(
-                            f"line {statement.lineno}: {name} = {source.id}, both enter as {values[name]}"
-                        )
+                        found.append(f"line {statement.lineno}: {name} = {source.id}, both enter as {values[name]}")
             for part in ("body", "orelse"):
                 visit(getattr(statement, part, []))
             for name, source in list(assignments(statement)):
@@ -92,9 +85,7 @@ def test_no_kernel_loses_a_loop_variable(path: Path) -> None:
 
 
 def test_kernels_are_found() -> None:
-    names = [
-        k.name for path in SOURCE.rglob("*.py") for k in kernels(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    names = [k.name for path in SOURCE.rglob("*.py") for k in kernels(ast.parse(path.read_text(encoding="utf-8")))]
     assert {"conv_gather", "conv_wgrad", "activate"} <= set(names)
 
 

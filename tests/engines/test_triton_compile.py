@@ -108,11 +108,7 @@ def check(line: str, target: str, record_property, every_config: bool = False, h
 def expects_matrix_units(problem: Problem) -> bool:
     """Where Triton has a matrix instruction for the type: float64 on some targets is left to the vector units."""
     dtype = problem.items[0][1].dtype
-    return (
-        dtype in ("f16", "bf16")
-        or problem.math == "tf32"
-        or (dtype == "f64" and problem.target.arch == "sm_90")
-    )
+    return dtype in ("f16", "bf16") or problem.math == "tf32" or (dtype == "f64" and problem.target.arch == "sm_90")
 
 
 @pytest.mark.parametrize("line", filled(HOT, "bf16") + filled(HOT[:1], "f16"))
@@ -171,8 +167,7 @@ def test_numbers_are_specialised() -> None:
 
     problem = Problem.parse("conv_bgrad dy=f16[2,3,4]%4 on=cuda:sm_90")
     found = [
-        specialise(v, problem.tensors)
-        for v in ("dy", "x", 24, 1, 2**31, 3, None, Slice(0, "f32"), Real(1.0, "f64"))
+        specialise(v, problem.tensors) for v in ("dy", "x", 24, 1, 2**31, 3, None, Slice(0, "f32"), Real(1.0, "f64"))
     ]
     assert found == [
         ("*fp16", 4), ("constexpr", 1), ("i32", 8), ("constexpr", 1), ("i64", 16), ("i32", 1), ("constexpr", 1),

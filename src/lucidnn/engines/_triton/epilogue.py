@@ -109,7 +109,7 @@ def activate(v, ACT: tl.constexpr, p):
     elif ACT == 10:
         r = softplus(v)
     elif ACT == 11:
-        r = v * _clamp_3(v) / 6.0
+        r = v * (_clamp_3(v) / 6.0)
     elif ACT == 12:
         r = _clamp_3(v) / 6.0
     else:

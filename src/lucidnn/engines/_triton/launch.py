@@ -95,9 +95,7 @@ class Launch:
         if sorted(given) != sorted(wanted):
             missing, unknown = set(wanted) - set(given), set(given) - set(wanted)
             twice = self.args.keys() & self.constexprs.keys()
-            raise TypeError(
-                f"{self.kernel.__name__}: missing {missing}, unknown {unknown}, given twice {twice}"
-            )
+            raise TypeError(f"{self.kernel.__name__}: missing {missing}, unknown {unknown}, given twice {twice}")
         if not 0 < self.grid[0] <= _INT32 or any(not 0 < g < 65536 for g in self.grid[1:]):
             raise ValueError(f"{self.kernel.__name__}: grid {self.grid} is outside what a GPU takes")
 
@@ -183,9 +181,7 @@ def blend(problem: Problem) -> dict[str, Argument]:
     return {
         "alpha": None if epilogue.alpha == 1.0 else Real(epilogue.alpha, dtype),
         "beta": None if epilogue.beta in (0.0, 1.0) else Real(epilogue.beta, dtype),
-        "parameter": None
-        if ACTIVATIONS[epilogue.activation].parameter is None
-        else Real(epilogue.parameter, dtype),
+        "parameter": None if ACTIVATIONS[epilogue.activation].parameter is None else Real(epilogue.parameter, dtype),
     }
 
 
@@ -306,14 +302,7 @@ def _step(launch: Launch, problem: Problem, device: int) -> tuple:
         values.append(value)
     grid = (*launch.grid, 1, 1)[:3]
     if not nested:
-        return (
-            kernel.run,
-            grid,
-            (kernel.function, kernel.packed_metadata, None, None, None),
-            False,
-            values,
-            slots,
-        )
+        return (kernel.run, grid, (kernel.function, kernel.packed_metadata, None, None, None), False, values, slots)
     run = kernel.run
     passed = (kind != "constexpr" for kind in kernel.src.signature.values())
     annotations = [a for a, taken in zip(run.arg_annotations, passed) if taken]

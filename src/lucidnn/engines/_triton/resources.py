@@ -16,9 +16,7 @@ from typing import Any
 
 import triton
 
-_MATRIX = re.compile(
-    r"\b(HMMA|HGMMA|IMMA|DMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA)\b|\b(v_mfma\w*|v_smfmac\w*|v_wmma\w*)"
-)
+_MATRIX = re.compile(r"\b(HMMA|HGMMA|IMMA|DMMA|QMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA)\b|\b(v_mfma\w*|v_smfmac\w*|v_wmma\w*)")
 _COPY = re.compile(r"\b(LDGSTS|UTMALDG|UBLKCP)\b")
 
 
@@ -75,9 +73,10 @@ def resources(kernel: Any) -> Resources:
 
 def assembler_log(kernel: Any) -> str:
     """What ptxas says about a kernel for an NVIDIA GPU; C7515 in it means that all its wgmma are serialised."""
+    from triton.backends.nvidia.compiler import get_ptxas  # which of its two assemblers serves an architecture
+
     capability = kernel.metadata.target.arch
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    assembler = tools / ("ptxas-blackwell" if capability >= 100 else "ptxas")
+    assembler = get_ptxas(capability).path
     suffix = "a" if capability >= 90 else ""
     with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
         file.write(kernel.asm["ptx"])

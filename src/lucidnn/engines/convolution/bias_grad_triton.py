@@ -167,13 +167,7 @@ class BiasGradTriton(TritonEngine):
         if parts > 1:
             block_s = min(triton.next_power_of_2(parts), 64)
             block = min(triton.next_power_of_2(v.k), 2048 // block_s)
-            args = {
-                "parts": Slice(0, part_type),
-                "db": "db",
-                "PARTS": parts,
-                "K": v.k,
-                "db_stride": db_stride,
-            }
+            args = {"parts": Slice(0, part_type), "db": "db", "PARTS": parts, "K": v.k, "db_stride": db_stride}
             grid = (-(-v.k // block),)
             found.append(Launch(conv_bias_grad_sum, grid, args, {"BLOCK_S": block_s, "BLOCK": block}, 4, 2))
         return found

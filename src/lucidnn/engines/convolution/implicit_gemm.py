@@ -37,12 +37,11 @@ from .._triton.tiles import Gemm, ranked, seconds, shapes
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
+ORDER = {"GROUP_M": 8, "TAPS_INNER": False}  # in which tiles are dealt out, and in which a tile's loop runs
 
 
 @triton.jit
-def _first_tap(
-    phase, pad, TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, STEP: tl.constexpr
-):
+def _first_tap(phase, pad, TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, STEP: tl.constexpr):
     """Taps r with (phase + pad - r * DILATION) divisible by STRIDE: the first, how many, where the first
     points.
 
@@ -289,7 +288,7 @@ class ImplicitGemm(TritonEngine):
     def configs(self, problem: Problem) -> list[Config]:
         gemm, target = _View(problem).gemm, problem.target
         found = ranked(gemm, shapes(gemm, target), target)
-        return [{**config, "GROUP_M": 8, "TAPS_INNER": False} for config in found]
+        return [{**config, **ORDER} for config in found]
 
     def cost(self, problem: Problem, config: Config) -> float:
         target = problem.target
@@ -297,7 +296,7 @@ class ImplicitGemm(TritonEngine):
         return max(seconds(_View(problem).gemm, config, target), traffic) + LAUNCH[target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
-        v = _View(problem)
+        v, config = _View(problem), {**ORDER, **config}
         g = v.geometry
         source, out = problem.items[0][0], problem.outputs[0]
         z = problem.tensors.get("z")

@@ -263,11 +263,9 @@ class ImplicitGemmWgrad(TritonEngine):
         found = []
         for config in shapes(view.gemm, target):
             tiles, steps = view.tiles(config), view.steps(config)
-            splits = {
-                max(1, min(waves * target.processors // tiles, steps, MOST_PARTS)) for waves in (1, 2, 4)
-            }
+            splits = {max(1, min(waves * target.processors // tiles, steps, MOST_PARTS)) for waves in (1, 2, 4)}
             found += [{**config, "SPLIT_K": split} for split in sorted(splits | {1})]
-        return ranked(view.gemm, found, target)
+        return [*ranked(view.gemm, found, target)]
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
         view = _View(problem)
@@ -344,9 +342,7 @@ def _packed_strides(c: int, t: int, r: int, s: int) -> tuple[int, int, int, int,
 def _is_flat(n: int, size: tuple[int, int, int], strides: tuple[int, ...]) -> bool:
     """Whether pixel number m lies at m times the stride of the last axis."""
     step = strides[4]
-    for length, stride in zip(
-        (size[2], size[1], size[0], n), (strides[4], strides[3], strides[2], strides[0])
-    ):
+    for length, stride in zip((size[2], size[1], size[0], n), (strides[4], strides[3], strides[2], strides[0])):
         if length > 1 and stride != step:
             return False
         step *= length
