@@ -43,9 +43,7 @@ class PoolReference(Engine):
     def cost(self, problem: Problem, config: Config) -> float:
         points = len(list(_taps(PoolGeometry.of(problem))))
         moved = (20 + 60 * points) * problem[problem.op.y_role].numel  # type: ignore[attr-defined]
-        return roofline(
-            problem, bytes=20 * problem.bytes + moved, compute_efficiency=0.02, launches=10 * points
-        )
+        return roofline(problem, bytes=20 * problem.bytes + moved, compute_efficiency=0.02, launches=10 * points)
 
     def build(self, problem: Problem, config: Config) -> Run:
         g = PoolGeometry.of(problem)
