@@ -1,6 +1,7 @@
 """Unfolding images into matrices and back, and the pass that finishes a matrix product, for any strides and types.
 
-A convolution becomes a matrix product when every output pixel's inputs are written out. Two arrangements of that matrix:
+A convolution becomes a matrix product when every output pixel's inputs are written out. Two arrangements of that
+matrix:
 
 * **channel-major**, ``columns[image][channel, tap][pixel]``: rows are copies of image rows; for channels-first tensors;
 * **pixel-major**, ``columns[image, pixel][tap, channel]``: runs are pixels' channels; for channels-last tensors.
@@ -129,9 +130,7 @@ def unfold_pixels(threads, table, x, columns, n0, images, like, acc):
 
 
 @kernel
-def _fold_part(
-    part, parts, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out
-):
+def _fold_part(part, parts, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out):
     """Rows (n, c, d, h) of dx, channel-major; or (n, d, h) with all channels, pixel-major. One row of sums a part."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
     src, dst, add = pointer(columns, acc), pointer(dx, out), pointer(z, z_like)
@@ -206,7 +205,9 @@ def fold_rows(geometry, threads: int, by_pixel: bool) -> int:
 
 @kernel
 def _finish_part(part, parts, table, scalars, source, bias, z, y, code, like, bias_like, z_like, out):
-    """The table holds five sizes, the last one innermost, then five strides each of source, bias, z and y; then 1 if z is there."""
+    """The table holds five sizes, the last one innermost, then five strides each of source, bias, z and y; then 1 if z
+    is there.
+    """
     t, f = pointer(table, 0), pointer(scalars, 0.0)
     src, b, add, dst = pointer(source, like), pointer(bias, bias_like), pointer(z, z_like), pointer(y, out)
     alpha, beta, parameter = cast(f[0], like), cast(f[1], like), f[2]

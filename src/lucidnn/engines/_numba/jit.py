@@ -178,9 +178,7 @@ def _provide(dispatcher, argument_types) -> str:
         dispatcher.compile(argument_types)
         compiled = dispatcher.overloads[argument_types]
         function = dispatcher.py_func
-        stamp = hashlib.sha256(f"{_digest(inspect.getfile(function))}{argument_types}".encode()).hexdigest()[
-            :16
-        ]
+        stamp = hashlib.sha256(f"{_digest(inspect.getfile(function))}{argument_types}".encode()).hexdigest()[:16]
         name = f"lucidnn.{function.__module__}.{function.__qualname__}.{stamp}"
         address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
         llvmlite.binding.add_symbol(name, address)
@@ -217,8 +215,8 @@ def call_separately(context, builder, dispatcher, argument_types, values):
 def separate(function):
     """Like `kernel`, for large functions: kernels call its own machine code, compiled once, never inlined.
 
-    Without this every kernel on a chain of calls compiles all those below it again. Called from kernels only; the module
-    must keep the result under the function's own name.
+    Without this every kernel on a chain of calls compiles all those below it again. Called from kernels only; the
+    module must keep the result under the function's own name.
     """
     dispatcher = kernel(function)
 

@@ -5,18 +5,18 @@
     c[m, n] (+)= sum over taps t, steps i of  a[m * a_m + taps[t] + i * a_k] * b[(t * steps + i) * width + n]
 
 for ``m < rows`` and ``n < width``. Sums start from zero, from one row of values for all m (the bias), or from what `c`
-holds; a ReLU can be applied before they are stored.  One element of `a` is broadcast and multiplied with vectors of `b`.  The two
-strides and the table of tap offsets make the three directions of a convolution one kernel: forward and data gradient
-let m run over pixels and the steps over channels (and over filter columns, where those are neighbours in memory), the
-filter gradient lets m run over channels and the steps over pixels.
+holds; a ReLU can be applied before they are stored. One element of `a` is broadcast and multiplied with vectors of `b`.
+The two strides and the table of tap offsets make the three directions of a convolution one kernel: forward and data
+gradient let m run over pixels and the steps over channels (and over filter columns, where those are neighbours in
+memory), the filter gradient lets m run over channels and the steps over pixels.
 
-`width` is two vectors (``WIDE``) or one (``NARROW``).  The number of rows is at most ``rows_limit()``: as many as
-leave registers for `b` and one broadcast (14 with 32 registers, 6 with 16).  Each number of rows is its own piece of
-straight code; a switch picks it.  In the first-level cache all of them with at least eight accumulators reach 98 % of
+`width` is two vectors (``WIDE``) or one (``NARROW``). The number of rows is at most ``rows_limit()``: as many as
+leave registers for `b` and one broadcast (14 with 32 registers, 6 with 16). Each number of rows is its own piece of
+straight code; a switch picks it. In the first-level cache all of them with at least eight accumulators reach 98 % of
 the fused multiply-add rate of an AVX-512 core, measured.
 
-Numba cannot promise this from a loop nest: it would have to keep a local array in registers.  Emitting the IR does, and
-LLVM still chooses instructions, addresses and order.  After Goto and van de Geijn, "Anatomy of high-performance matrix
+Numba cannot promise this from a loop nest: it would have to keep a local array in registers. Emitting the IR does, and
+LLVM still chooses instructions, addresses and order. After Goto and van de Geijn, "Anatomy of high-performance matrix
 multiplication", 2008, whose inner kernel this is, and Georganas et al., "Anatomy of high-performance deep learning
 convolutions on SIMD architectures", 2018, who run it on images without unfolding them.
 """
@@ -95,9 +95,7 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
 
     # Every row starts from the same values: those at `first`, or zero.
     build.position_at_end(same)
-    start = build.inttoptr(
-        build.select(build.icmp_signed("==", first, word(0)), c, first), vector.as_pointer()
-    )
+    start = build.inttoptr(build.select(build.icmp_signed("==", first, word(0)), c, first), vector.as_pointer())
     has_first = build.icmp_signed("!=", first, word(0))
     values = [build.load(build.gep(start, [word(j)]), align=size) for j in range(vectors)]
     values = [build.select(has_first, value, zero) for value in values]
@@ -129,9 +127,7 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
     here_b = carried(_I64, (tap_b, tap))
     sums = [carried(vector, (value, tap)) for value in tap_sums]
     columns = [
-        build.load(
-            build.inttoptr(build.add(here_b, word(j * lane_count * size)), vector.as_pointer()), align=size
-        )
+        build.load(build.inttoptr(build.add(here_b, word(j * lane_count * size)), vector.as_pointer()), align=size)
         for j in range(vectors)
     ]
     undefined = ir.Constant(vector, ir.Undefined)
@@ -148,9 +144,7 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
     next_a = build.add(here_a, depth_step)
     next_b = build.add(here_b, word(vectors * lane_count * size))
     remaining = build.sub(left, word(1))
-    for phi, value in zip(
-        [left, here_a, here_b, *sums], [remaining, next_a, next_b, *following], strict=True
-    ):
+    for phi, value in zip([left, here_a, here_b, *sums], [remaining, next_a, next_b, *following], strict=True):
         phi.add_incoming(value, step)
     build.cbranch(build.icmp_signed(">", remaining, word(0)), step, tap_end)
 
@@ -222,7 +216,7 @@ multiply_narrow = _tile_intrinsic(1)
 def transpose(typingctx, like, source, source_row, target, target_row):
     """``target[j, i] = source[i, j]`` for a square of ``lanes`` elements a side; rows `*_row` elements apart.
 
-    Addresses and distances are 64-bit integers.  ``log2(lanes)`` rounds of two-vector shuffles, in registers.
+    Addresses and distances are 64-bit integers. ``log2(lanes)`` rounds of two-vector shuffles, in registers.
     """
     element = types.unliteral(like)
     if element not in (types.float32, types.float64):

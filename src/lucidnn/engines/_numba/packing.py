@@ -1,10 +1,11 @@
 """Moves images and filters between tensors of any layout and the dense blocks that the register tile reads and writes.
 
-A **slab** is a box of one image's pixels, padding included, with the channels of a pixel side by side:
-``slab[depth, row, column, channel]`` in the accumulation type. ``pack_slab`` fills it from a tensor with any strides;
-outside the image it writes zeros, so that nothing after it tests for an edge. A **panel** is the result for some pixels
-and one register tile's width of filters, ``panel[pixel, filter]``; ``finish_panel`` applies the epilogue in place and
-``store_panel`` writes it to a tensor with any strides. **Packed filters** are ``[filter / width][tap][channel][width]``.
+A **slab** is a box of one image's pixels, padding included, with the channels of a pixel side by side: ``slab[depth,
+row, column, channel]`` in the accumulation type. ``pack_slab`` fills it from a tensor with any strides; outside the
+image it writes zeros, so that nothing after it tests for an edge. A **panel** is the result for some pixels and one
+register tile's width of filters, ``panel[pixel, filter]``; ``finish_panel`` applies the epilogue in place and
+``store_panel`` writes it to a tensor with any strides. **Packed filters** are ``[filter /
+width][tap][channel][width]``.
 
 Where the channels are not innermost in the tensor, squares of one vector's length a side are transposed in registers
 (18 ns for 16 x 16 floats, measured), through a small staging buffer where the type has to be converted too.
@@ -174,7 +175,7 @@ def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like,
                             from_ = w + ((k0 + k) * k_stride + c0 + c + offsets[t]) * size
                             transpose(acc, from_, k_stride, out + (at + (t * run + c) * width + k) * size, width)
             elif direct and in_order:
-                # Taps are neighbours, then channels: squares of filters by (channel, tap), on the stack, then dealt out.
+                # Taps are neighbours, then channels: squares of filters by (channel, tap), then dealt out.
                 done = run // side * side
                 for c in range(0, done, side):
                     for i in range(0, side * count, side):
@@ -201,6 +202,40 @@ def pack_filters(part, parts, w, out, sizes, strides, panels, width, taps, like,
                     for j in range(valid, width):
                         dst[to + j] = cast(0, acc)
             at += run * count * width
+
+
+@separate
+def unpack_filters(sums, channels, c0, count, width, w, base, strides, taps, tap_count, acc):
+    """Write `count` channels of one whole panel ``sums[tap, channel, width]`` to filters of the same type.
+
+    `strides` is (filter, channel) and `taps` the address of the taps' offsets. Gives False, and writes nothing, where
+    neither channels nor (channel, tap) are neighbours in `w`, or `count` is no multiple of a vector's length.
+    """
+    size, side = size_of(acc), _LANES_32 if size_of(acc) == 4 else _LANES_64
+    offsets, src = pointer(taps, 0), pointer(sums, acc)
+    k_stride, c_stride = strides
+    in_order = c_stride == tap_count and tap_count <= _MOST_TAPS
+    for t in range(tap_count):
+        in_order = in_order and offsets[t] == t
+    if count % side != 0 or not (in_order or c_stride == 1):
+        return False
+    rows = stack(_ROWS, acc)
+    for c in range(c0, c0 + count, side):
+        if in_order:
+            for i in range(side):
+                for t in range(tap_count):
+                    for j in range(width):
+                        rows[(i * tap_count + t) * width + j] = src[(t * channels + c + i) * width + j]
+            for i in range(0, side * tap_count, side):
+                for k in range(0, width, side):
+                    to = w + (base + k * k_stride + c * tap_count + i) * size
+                    transpose(acc, address(rows) + (i * width + k) * size, width, to, k_stride)
+        else:
+            for t in range(tap_count):
+                for k in range(0, width, side):
+                    to = w + (base + k * k_stride + c + offsets[t]) * size
+                    transpose(acc, sums + ((t * channels + c) * width + k) * size, width, to, k_stride)
+    return True
 
 
 @separate

@@ -184,8 +184,7 @@ def _emit_launch(context, builder, body, taken_types, given_types, values, with_
 
 
 launch = _launcher(
-    "Call ``body(part, parts, *args)`` for every part on at most `threads` threads, and wait.",
-    with_slot=False,
+    "Call ``body(part, parts, *args)`` for every part on at most `threads` threads, and wait.", with_slot=False
 )
 launch_tasks = _launcher(
     """Call ``body(task, slot, *args)`` for every task on at most `threads` threads, and wait.

@@ -87,9 +87,7 @@ def _narrow(builder, element, v):
     wanted = _vector(ir.IntType(8)) if element == types.uint8 else _vector(_LLVM[element])
     if v.type == wanted or isinstance(v.type.element, ir.FloatType | ir.DoubleType):
         return v
-    return (
-        builder.trunc(v, wanted) if v.type.element.width > wanted.element.width else builder.sext(v, wanted)
-    )
+    return builder.trunc(v, wanted) if v.type.element.width > wanted.element.width else builder.sext(v, wanted)
 
 
 def _spot(context, builder, pointer_type, p, at):
@@ -296,9 +294,7 @@ def ramp(typingctx, start, step):
 @intrinsic
 def between(typingctx, first, last):
     """The mask of the lanes from `first` to `last`, 0 to 16."""
-    return _operation(
-        _MASK, [types.int64] * 2, lambda b, first, last: _bits(b, _bits_between(b, first, last))
-    )
+    return _operation(_MASK, [types.int64] * 2, lambda b, first, last: _bits(b, _bits_between(b, first, last)))
 
 
 @intrinsic

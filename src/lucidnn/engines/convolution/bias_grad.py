@@ -1,9 +1,9 @@
 """Bias gradient on a CPU: dy summed over images and space, in any layout, the same bits on every run.
 
-Method. Runs of at most 1024 elements are summed in the accumulation type, in vector lanes, and the runs' sums in float64:
-the error stays near that of one short run however many elements there are. With channels first a run is a piece of one
-channel's plane; with channels last a run is some pixels, for all channels side by side. Parts take fixed shares of
-images or pixels, and their sums are added in order.
+Method. Runs of at most 1024 elements are summed in the accumulation type, in vector lanes, and the runs' sums in
+float64: the error stays near that of one short run however many elements there are. With channels first a run is a
+piece of one channel's plane; with channels last a run is some pixels, for all channels side by side. Parts take fixed
+shares of images or pixels, and their sums are added in order.
 
 Cost: dy read once. Limits: none but the four data types.
 """
@@ -186,8 +186,6 @@ class BiasGrad(Engine):
         def run(tensors, workspace, keep=table):
             sums = (workspace.data_ptr() + 63) & -64
             dy, db = tensors
-            _bias_gradient(
-                at, dy.data_ptr(), db.data_ptr(), sums, sums + half, parts, threads(), last, like, out
-            )
+            _bias_gradient(at, dy.data_ptr(), db.data_ptr(), sums, sums + half, parts, threads(), last, like, out)
 
         return run

@@ -2,10 +2,10 @@
 
 Method. The filters are packed once a call. Then each task (an image, a group, a block of output pixels, some of the
 filters) copies the input pixels it needs into a slab of its thread's scratch memory, zero-padded, channels innermost,
-converted to the accumulation type, and runs the register tile of `lucidnn.engines._numba.microkernel` over it:
-14 output pixels by two vectors of filters stay in registers while the loop runs over filter taps and channels. Where the
-taps of a filter row are neighbours in the slab, row and channels are one run, so that three input channels fill the loop
-as well as three hundred. The result passes through the epilogue in the first-level cache on its way out.
+converted to the accumulation type, and runs the register tile of `lucidnn.engines._numba.microkernel` over it: 14
+output pixels by two vectors of filters stay in registers while the loop runs over filter taps and channels. Where the
+taps of a filter row are neighbours in the slab, row and channels are one run, so that three input channels fill the
+loop as well as three hundred. The result passes through the epilogue in the first-level cache on its way out.
 
 The data gradient is the same kernel. With stride s the pixels of dx fall into s classes an axis, by position modulo s;
 each class meets its own subset of the taps, always the same one, and is a stride-1 convolution of dy with those taps.
@@ -13,7 +13,8 @@ each class meets its own subset of the taps, always the same one, and is a strid
 Cost. The arithmetic of the definition at 90 % of the machine's rate, plus one copy of the input (more by the overlap of
 blocks) and of the filters. Scratch: the packed filters and below 1 MB a thread.
 
-Limits. Few filters waste the tile's width; 1x1 filters are a plain matrix product, which `conv.im2col_gemm` hands to BLAS.
+Limits. Few filters waste the tile's width; 1x1 filters are a plain matrix product, which `conv.im2col_gemm` hands to
+BLAS.
 
 After Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", 2018.
 """
@@ -50,6 +51,8 @@ TYPES = ("f64", "f32", "f16", "bf16")
 SCRATCH_PIXELS = 256  # pixels of a task: 32 KB of float32 results for one panel of filters
 SLAB_BYTES = 384 << 10  # leaves room in a 1 MB second-level cache for filters and results
 PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and again
+
+IN_CACHE = 0.35  # cost of moving a byte between a tensor and the cache's blocks, in bytes of memory traffic
 
 # The integers that the kernels read, in this order, at the head of one table; the records of phases and taps follow.
 (
@@ -88,9 +91,7 @@ def _multiply(width, slab, panel, weights, taps, count, steps, grid, jumps, firs
                 if wide:
                     multiply_wide(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
                 else:
-                    multiply_narrow(
-                        acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags
-                    )
+                    multiply_narrow(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
                 done += rows
                 a += rows * jumps[2] * size
                 panel += rows * width * size
@@ -125,11 +126,7 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
             continue
         taps, count, steps = table + p[TAPS] * 8, p[RUNS], p[STEPS]
         pixels = ds * hs * ws
-        jumps = (
-            t[STEP_D] * counts[1] * counts[2] * channels,
-            t[STEP_H] * counts[2] * channels,
-            t[STEP_W] * channels,
-        )
+        jumps = (t[STEP_D] * counts[1] * counts[2] * channels, t[STEP_H] * counts[2] * channels, t[STEP_W] * channels)
         for k in range(first, last):
             at = group * t[PANELS] + k
             weights = filters + (p[START] + at * p[COUNT] * channels * width) * size
@@ -142,9 +139,7 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
             if count == 0:
                 zero_panel(panel, pixels * width, acc)
             elif block == channels:
-                _multiply(
-                    width, slab, panel, weights, taps, count, steps, (ds, hs, ws), jumps, start, clamp, acc
-                )
+                _multiply(width, slab, panel, weights, taps, count, steps, (ds, hs, ws), jumps, start, clamp, acc)
             else:
                 for c0 in range(0, channels, block):
                     run = min(block, channels - c0)
@@ -182,9 +177,7 @@ def _pack(part, parts, table, w, bias, filters, packed_bias, like, bias_like, ac
             from_ = w + group * t[W_GROUP] * size_of(like)
             sizes = (t[K_COUNT], t[C_COUNT], t[C_BLOCK], p[COUNT])
             strides = (t[W_K], t[W_C])
-            pack_filters(
-                part, parts, from_, to, sizes, strides, panels, width, table + p[SOURCES] * 8, like, acc
-            )
+            pack_filters(part, parts, from_, to, sizes, strides, panels, width, table + p[SOURCES] * 8, like, acc)
     if bias != 0 and part == 0:
         b, target = pointer(bias, bias_like), pointer(packed_bias, acc)
         for group in range(t[GROUPS]):
@@ -202,9 +195,7 @@ def _convolve(table, scalars, src, w, bias, z, y, scratch, threads, like, bias_l
     rest = biases + t[BIASES] * size_of(acc)
     nb.launch(_pack, t[PACK_PARTS], threads, (table, w, bias, filters, biases, like, bias_like, acc))
     used = biases if bias != 0 else 0
-    nb.launch_tasks(
-        _task, t[TASKS], threads, (table, scalars, src, filters, used, z, y, rest, like, acc, z_like, out)
-    )
+    nb.launch_tasks(_task, t[TASKS], threads, (table, scalars, src, filters, used, z, y, rest, like, acc, z_like, out))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +223,7 @@ class _Axis:
 
     @classmethod
     def backward(cls, size, points, taps, stride, pad, dilation) -> _Axis:
-        """Point h of dx (`size` points) gets tap r from point (h + pad - r dilation) / stride of dy where that is whole."""
+        """Point h of dx (`size` points) gets tap r from point (h + pad - r dilation) / stride of dy, if whole."""
         found = []
         for first in range(min(stride, size)):
             reached = [divmod(first + pad - r * dilation, stride) for r in range(taps)]
@@ -244,9 +235,10 @@ class _Axis:
 
 
 def even_parts(total: int, limit: int, unit: int = 1) -> int:
-    """Size of the parts when `total` is cut evenly into as few parts as possible of at most `limit` (at least `unit`)."""
+    """Size of the parts when `total` is cut evenly into the fewest parts of at most `limit`; a multiple of `unit`."""
     pieces = -(-total // max(min(limit, total), 1))
-    return min(total, -(-(-(-total // pieces)) // unit) * unit)
+    part = -(-total // pieces)
+    return min(total, -(-part // unit) * unit)
 
 
 def aligned(elements: int, itemsize: int) -> int:
@@ -263,8 +255,7 @@ class _Plan:
         forward = problem.op.name == "conv_fprop"
         make = _Axis.forward if forward else _Axis.backward
         self.axes = [
-            make(*numbers)
-            for numbers in zip(g.in_size, g.out_size, g.filter, g.stride, g.pad, g.dilation, strict=True)
+            make(*numbers) for numbers in zip(g.in_size, g.out_size, g.filter, g.stride, g.pad, g.dilation, strict=True)
         ]
         source, target = (g.x, g.y) if forward else (g.y, g.x)
         self.acc = "f64" if "f64" in (source.dtype, target.dtype) else "f32"
@@ -282,9 +273,7 @@ class _Plan:
         self.width = lane if vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
         self.panels = -(-self.filters // self.width)
         limit = PANEL_BYTES // (self.taps * self.width * self.itemsize)
-        self.c_block = (
-            self.channels if limit >= self.channels else even_parts(self.channels, max(limit, 16), 16)
-        )
+        self.c_block = self.channels if limit >= self.channels else even_parts(self.channels, max(limit, 16), 16)
 
         d, h, w = (axis.points for axis in self.axes)
 
@@ -334,16 +323,11 @@ class _Plan:
             combinations = list(itertools.product(*(p[2] for p in phase)))
             sources = [sum(r * s for (r, _), s in zip(c, w_taps, strict=True)) for c in combinations]
             offsets = [
-                ((d * self.spans[1] + h) * self.spans[2] + w) * self.channels
-                for (_, d), (_, h), (_, w) in combinations
+                ((d * self.spans[1] + h) * self.spans[2] + w) * self.channels for (_, d), (_, h), (_, w) in combinations
             ]
             row = [w for _, w in phase[2][2]]
             steps, runs = self.channels, offsets
-            if (
-                self.c_block == self.channels and row == list(range(row[0], row[0] + len(row)))
-                if row
-                else False
-            ):
+            if self.c_block == self.channels and row == list(range(row[0], row[0] + len(row))) if row else False:
                 # The taps of a row are neighbours in the slab: one run of steps covers them.
                 steps, runs = self.channels * len(row), offsets[:: len(row)]
             records += [p[1] for p in phase]
@@ -404,16 +388,13 @@ class Direct(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem)
-        padded = problem.flops * plan.panels * plan.width / plan.filters
-        packed = plan.tasks * math.prod(plan.spans) * plan.channels + plan.filter_elements
-        return roofline(
-            problem,
-            flops=padded,
-            bytes=problem.bytes + 2 * packed * plan.itemsize,
-            compute_efficiency=0.85,
-            launches=2,
-            dtype=plan.acc,
+        product = roofline(
+            problem, flops=problem.flops * plan.panels * plan.width / plan.filters, launches=2, dtype=plan.acc
         )
+        # Slabs stay in the cache and so does the result until it is stored; packed filters are written and read.
+        slabs = plan.tasks * math.prod(plan.spans) * plan.channels
+        packed = IN_CACHE * (slabs + problem[problem.outputs[0]].numel) + 2 * plan.filter_elements
+        return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
 
     def build(self, problem, config):
         plan = _plan(problem)

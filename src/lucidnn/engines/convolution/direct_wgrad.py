@@ -1,15 +1,16 @@
 """Direct filter gradient on a CPU: blocked for registers and caches, nothing unfolded, the same result on every run.
 
-Method. The output pixels are dealt out to parts, a fixed range each. For a block of some hundred pixels a part copies the
-input pixels they read into a slab (zero-padded, channels innermost) and dy into panels of one register tile's width of
-filters, both in the accumulation type. Then the register tile of `lucidnn.engines._numba.microkernel` runs with its rows
-over channels (over a whole filter row of channels where the taps are neighbours in the slab) and its steps over pixels,
-and adds to the part's own sums. At the end the parts' sums are added in order, scaled, and written out.
+Method. The output pixels are dealt out to parts, a fixed range each. For a block of some hundred pixels a part copies
+the input pixels they read into a slab (zero-padded, channels innermost) and dy into panels of one register tile's width
+of filters, both in the accumulation type. Then the register tile of `lucidnn.engines._numba.microkernel` runs with its
+rows over channels (over a whole filter row of channels where the taps are neighbours in the slab) and its steps over
+pixels, and adds to the part's own sums. At the end the parts' sums are added in order, scaled, and written out.
 
-Cost. The arithmetic of the definition at about 90 % of the machine's rate, plus one copy of x and dy. Scratch: a copy of the
-filters for each part that works on other pixels than the rest, and below 1 MB a part.
+Cost. The arithmetic of the definition at about 90 % of the machine's rate, plus one copy of x and dy. Scratch: a copy
+of the filters for each part that works on other pixels than the rest, and below 1 MB a part.
 
-Limits. Few filters waste the tile's width; 1x1 filters are a plain matrix product, which `conv.im2col_gemm` hands to BLAS.
+Limits. Few filters waste the tile's width; 1x1 filters are a plain matrix product, which `conv.im2col_gemm` hands to
+BLAS.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba.jit import kernel, separate
-from .._numba.memory import cast, load, pointer, size_of, store
+from .._numba.memory import cast, load, pointer, same_type, size_of, store
 from .._numba.microkernel import ADD, lanes, multiply_narrow, multiply_wide, rows_limit
-from .._numba.packing import pack_row, pack_slab, staging_elements, zero_panel
-from .direct import ALIGN, SLAB_BYTES, TYPES, aligned, even_parts
+from .._numba.packing import pack_row, pack_slab, staging_elements, unpack_filters, zero_panel
+from .direct import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts
 
 PIXELS = 192  # pixels of a block: with 32 filters 24 KB of dy, which stay in the first-level cache
 CHUNK_ELEMENTS = 144  # of each filter that the reduction takes at once: with 32 filters 18 KB
@@ -38,8 +39,8 @@ COPIES = 64 << 20  # bytes that the parts' sums may take together before parts s
 (
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, X_N, X_C, X_D, X_H, X_W, Y_N, Y_K, Y_D, Y_H, Y_W, OUT_D, OUT_H, OUT_W,
     STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W, BLOCK_H, BLOCK_W, BLOCKS_H, BLOCKS_W, BLOCKS, SPAN_D, SPAN_H, SPAN_W,
-    WIDTH, PANELS, RUNS, RUN, TAPS, SLAB, PANEL, SLOT, SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, C_STRIDE, K_STRIDE, G_STRIDE,
-    ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, CHUNK, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
+    WIDTH, PANELS, RUNS, RUN, TAPS, SLAB, PANEL, SLOT, SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, C_STRIDE, K_STRIDE,
+    G_STRIDE, ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, CHUNK, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
 ) = range(57)  # fmt: skip
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
@@ -47,7 +48,7 @@ _VECTOR = lanes(1)  # bytes
 
 @separate
 def _accumulate(width, slab, panel, sums, runs, run, run_table, row_table, rows, steps, pixel, flags, acc):
-    """Add one block's pixels to one panel's sums: every run of `run` neighbouring elements of the slab, tile by tile."""
+    """Add one block's pixels to one panel's sums: every run of neighbours in the slab, tile by tile."""
     size = size_of(acc)
     offsets = pointer(run_table, 0)
     tiles = (run + _ROWS - 1) // _ROWS
@@ -76,9 +77,7 @@ def _pack_gradient(dy, base, strides, rows, columns, valid, width, panel, stage,
         rows, columns = 1, rows * columns
     for p in range(rows):
         to = panel + p * columns * width * size
-        pack_row(
-            dy, base + p * strides[1], strides[0], strides[2], valid, columns, to, width, stage, like, acc
-        )
+        pack_row(dy, base + p * strides[1], strides[0], strides[2], valid, columns, to, width, stage, like, acc)
 
 
 @kernel
@@ -143,6 +142,12 @@ def _reduce(part, parts, table, scalars, sums, z, dw, acc, z_like, out):
                 at = start + tap * channels * width
                 for j in range(at, at + count * width):
                     source[j] += source[i * t[SUMS] + j]
+        if alpha == 1 and valid == width and not t[HAS_Z] and same_type(acc, out):
+            base = group * t[G_STRIDE] + k * width * t[K_STRIDE]
+            panel = sums + rest * taps * channels * width * size_of(acc)
+            y_strides, places = (t[K_STRIDE], t[C_STRIDE]), table + t[TAP_TABLE] * 8
+            if unpack_filters(panel, channels, c0, count, width, dw, base, y_strides, places, taps, acc):
+                continue
         for j in range(valid):
             y_at = group * t[G_STRIDE] + (k * width + j) * t[K_STRIDE]
             z_at = group * t[ZG_STRIDE] + (k * width + j) * t[ZK_STRIDE]
@@ -189,9 +194,7 @@ class _Plan:
 
         def spans(rows, columns):
             block = (1, rows, columns)
-            return tuple(
-                (b - 1) * s + d * (r - 1) + 1 for b, s, d, r in zip(block, g.stride, g.dilation, g.filter)
-            )
+            return tuple((b - 1) * s + d * (r - 1) + 1 for b, s, d, r in zip(block, g.stride, g.dilation, g.filter))
 
         def fits(rows, columns):
             return math.prod(spans(rows, columns)) * self.channels * self.itemsize <= SLAB_BYTES
@@ -221,6 +224,7 @@ class _Plan:
         self.parts = self.pixel_parts * self.filter_parts
 
     def _tabulate(self, problem, g: Geometry) -> None:
+        lane = lanes(self.itemsize)
         z = problem.tensors.get("z")
         z_strides = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
         row = self.spans[2] * self.channels
@@ -251,7 +255,7 @@ class _Plan:
             self.rows, self.columns, -(-g.out_size[1] // self.rows), -(-g.out_size[2] // self.columns), self.blocks,
             *self.spans, self.width, self.panels, len(starts), run, self.taps, slab, panel, self.slot, self.sums,
             self.pixel_parts, self.filter_parts, self.parts, w_c, w_k, self.filters * w_k, z_c, z_k, self.filters * z_k,
-            int(z is not None), min(self.channels, max(CHUNK_ELEMENTS // self.taps, 1)), *places,
+            int(z is not None), even_parts(self.channels, max(CHUNK_ELEMENTS // self.taps, 1), lane), *places,
         ]  # fmt: skip
         self.table = torch.tensor(values + starts + taps + z_taps + rows, dtype=torch.int64)
         self.scalars = torch.tensor([problem.epilogue.alpha, problem.epilogue.beta], dtype=torch.float64)
@@ -284,16 +288,14 @@ class DirectWgrad(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem)
-        per_block = math.prod(plan.spans) * plan.channels * plan.filter_parts
-        packed = plan.blocks * (per_block + plan.rows * plan.columns * plan.panels * plan.width)
-        return roofline(
-            problem,
-            flops=problem.flops * plan.panels * plan.width / plan.filters,
-            bytes=problem.bytes + 2 * (packed + plan.pixel_parts * plan.sums) * plan.itemsize,
-            compute_efficiency=0.85,
-            launches=2,
-            dtype=plan.acc,
+        product = roofline(
+            problem, flops=problem.flops * plan.panels * plan.width / plan.filters, launches=2, dtype=plan.acc
         )
+        # Slabs and panels stay in the cache; the parts' sums are written, read and written out.
+        slabs = plan.blocks * math.prod(plan.spans) * plan.channels * plan.filter_parts
+        panels = plan.blocks * plan.rows * plan.columns * plan.panels * plan.width
+        packed = IN_CACHE * (slabs + panels) + 3 * plan.pixel_parts * plan.sums
+        return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
 
     def build(self, problem, config):
         plan = _plan(problem)

@@ -2,9 +2,10 @@
 
 Method. With the inputs of every output pixel written out as a matrix, forward is ``W columns``, the filter gradient
 ``dy columns^T``, and the data gradient folds ``W^T dy`` back; the products go to BLAS through ``torch.mm`` and
-``torch.bmm``. The matrix is channel-major or pixel-major (`lucidnn.engines._numba.im2col`) to suit the tensors' layout, so
-that dense channels-first and channels-last tensors enter and leave the product without a copy. Images are taken in blocks
-that keep the matrix below 32 MB; where one image is larger, channels are too. 1x1 filters with stride 1 unfold nothing.
+``torch.bmm``. The matrix is channel-major or pixel-major (`lucidnn.engines._numba.im2col`) to suit the tensors' layout,
+so that dense channels-first and channels-last tensors enter and leave the product without a copy. Images are taken in
+blocks that keep the matrix below 32 MB; where one image is larger, channels are too. 1x1 filters with stride 1 unfold
+nothing.
 
 16-bit tensors are converted on the way into the matrix and out of the product; all sums are float32 (float64 for
 float64). The sums over images of the filter gradient run in order, so two runs give the same bits on the same number of
@@ -83,14 +84,14 @@ def _layout(problem) -> _Layout:
     last = {"fprop": g.x.is_channels_last, "dgrad": g.y.is_channels_last}.get(
         direction, g.x.is_channels_last or g.y.is_channels_last or pixels < 128
     )
+    # An image of one pixel has both layouts; pixel-major makes the batch one product instead of one for each image.
+    last = last or math.prod(g.in_size) == pixels == 1
     by_pixel = g.G == 1 and last and depth * pixels * itemsize <= MATRIX_BYTES
     plain = taps == 1 and set(g.stride) == {1} and not any(g.pad) and not any(g.pad_after)
 
     def dense(t) -> bool:
         if by_pixel:
-            return t.dtype == acc and (
-                t.is_channels_last or (t.is_contiguous and math.prod(t.shape[2:]) == 1)
-            )
+            return t.dtype == acc and (t.is_channels_last or (t.is_contiguous and math.prod(t.shape[2:]) == 1))
         return t.dtype == acc and t.is_contiguous
 
     source_is_matrix = plain and dense(g.x)
@@ -110,9 +111,7 @@ def _layout(problem) -> _Layout:
         "w": g.w.dtype == acc and g.w.is_contiguous and (not by_pixel or taps == 1),
     }
     epilogue = problem.epilogue
-    bare = (
-        epilogue.alpha == 1 and epilogue.activation == "identity" and not {"z", "bias"} & set(problem.inputs)
-    )
+    bare = epilogue.alpha == 1 and epilogue.activation == "identity" and not {"z", "bias"} & set(problem.inputs)
     parts: dict[str, int] = {}
     if not usable["w"] or direction == "wgrad" and not bare:
         parts["w"] = g.w.numel
@@ -165,19 +164,16 @@ class Im2colGemm(Engine):
     def cost(self, problem, config):
         layout = _layout(problem)
         g = layout.g
-        moved = 2 * layout.itemsize * sum(n for name, n in layout.parts.items() if name in ("columns", "y"))
         blocks = -(-g.N // layout.images) * -(-layout.depth // layout.rows)
         products = blocks if g.G == 1 and (layout.by_pixel or problem.op.name != "conv_wgrad") else g.N
-        small = min(
-            1.0, g.K / g.G / 16, g.C / g.G * layout.taps / 16
-        )  # thin matrices keep BLAS from its rate
+        # Thin matrices keep BLAS from its rate.
+        columns = layout.pixels * (layout.images if layout.by_pixel else 1)
+        thinnest = min(g.K / g.G / 16, g.C / g.G * layout.taps / 16, columns / 96)
+        # The passes follow each other: unfolding and folding come on top of the product.
+        moved = 2 * layout.itemsize * sum(n for name, n in layout.parts.items() if name in ("columns", "y"))
         return roofline(
-            problem,
-            bytes=problem.bytes + blocks * moved,
-            compute_efficiency=0.85 * small,
-            launches=3 * blocks + products,
-            dtype=layout.acc,
-        )
+            problem, compute_efficiency=0.85 * min(1.0, thinnest), launches=3 * blocks + products, dtype=layout.acc
+        ) + roofline(problem, flops=0.0, bytes=blocks * moved, memory_efficiency=1.0, launches=0)
 
     def build(self, problem, config):
         layout = _layout(problem)
@@ -317,9 +313,7 @@ def _forward(problem, layout: _Layout):
                     at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
                     if layout.by_pixel:
                         im2col.unfold_pixels(nb.threads(), *at, like, acc)
-                        columns = columns[: images * layout.pixels * layout.depth].view(
-                            images, layout.pixels, -1
-                        )
+                        columns = columns[: images * layout.pixels * layout.depth].view(images, layout.pixels, -1)
                     else:
                         im2col.unfold_channels(nb.threads(), *at, j0, j1 - j0, like, acc)
                         columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
@@ -412,9 +406,7 @@ def _backward_filter(problem, layout: _Layout):
         c, (t, r, s) = g.C // g.G, g.filter
         row = c * layout.taps
         source = (row, 1, r * s * c, s * c, c) if layout.by_pixel else (row, layout.taps, r * s, s, 1)
-        finisher = _Finisher(
-            problem, layout, (g.K, c, t, r, s), source, g.w_strides, 1 if layout.by_pixel else 4
-        )
+        finisher = _Finisher(problem, layout, (g.K, c, t, r, s), source, g.w_strides, 1 if layout.by_pixel else 4)
 
     def step(tensors, parts):
         x, dy, dw = tensors[0], tensors[1], tensors[-1]
