@@ -33,6 +33,7 @@ from ...ops.convolution import Geometry
 from .._triton.epilogue import finish
 from .._triton.index import INT32, columns, pixels_first, rows
 from .._triton.launch import Argument, Launch, TritonEngine, blend
+from .._triton.tf32 import rounded
 from .._triton.tiles import Gemm, ranked, seconds, shapes
 
 DTYPES = ("f64", "f32", "f16", "bf16")
@@ -209,6 +210,9 @@ def conv_gather(
             a = tl.trans(a)
         if W_TURNED:
             b = tl.trans(b)
+        if PRECISION == "tf32":
+            a = rounded(a)
+            b = rounded(b)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     # ---- the epilogue
     if PHASED:

@@ -28,6 +28,7 @@ from ...ops.convolution import Geometry
 from .._triton.epilogue import finish
 from .._triton.index import INT32, columns, divide, pixels_first, reciprocal, rows
 from .._triton.launch import Argument, Launch, Slice, TritonEngine, blend
+from .._triton.tf32 import rounded
 from .._triton.tiles import Gemm, ranked, seconds, shapes
 
 DTYPES = ("f64", "f32", "f16", "bf16")
@@ -159,6 +160,9 @@ def conv_wgrad(
             b = tl.trans(b)
         if not DY_TURNED:
             a = tl.trans(a)
+        if PRECISION == "tf32":
+            a = rounded(a)
+            b = rounded(b)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     # ---- dw itself, or this part's share of it
     ok = (k < K)[:, None] & ok_c[None, :]
