@@ -22,3 +22,8 @@ class Context:
     def rounds(self) -> int:
         """Samples of each contestant."""
         return 3 if self.quick else 9
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a training step."""
+        return 4 if self.quick else 64

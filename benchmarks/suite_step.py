@@ -33,7 +33,9 @@ def results(context: Context) -> Iterator[dict[str, Any]]:
         for dtype in kinds:
             for policy in context.policies:
                 with settings.using(policy=policy):
-                    yield from _rows(Recipe(context.device, dtype), data, policy, context)
+                    yield from _rows(
+                        Recipe(context.device, dtype, batch_size=context.batch_size), data, policy, context
+                    )
     finally:
         torch.backends.cudnn.benchmark = before
 

@@ -99,7 +99,10 @@ def mean_ratio(ratios: Iterable[float]) -> float:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown; a column whose name starts with ``>`` holds numbers."""
+    """A table in Markdown, nothing without rows; a column whose name starts with ``>`` holds numbers."""
+    rows = list(rows)
+    if not rows:
+        return ""
     head = "| " + " | ".join(name.lstrip(">") for name in columns) + " |"
     rule = "|" + "|".join("---:" if name.startswith(">") else "---" for name in columns) + "|"
     return "\n".join([head, rule, *("| " + " | ".join(cells) + " |" for cells in rows)]) + "\n"

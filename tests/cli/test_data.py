@@ -78,10 +78,7 @@ def test_a_one_pixel_image_is_enlarged_to_itself():
 
 def test_reading_data_needs_no_torch():
     code = "import sys; from lucidnn.cli.data import load; load(); print('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "False\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 # ---- CIFAR-10 ----------------------------------------------------------------------------------------------
@@ -103,13 +100,7 @@ def python2_pickle(content: dict) -> bytes:
     out = b"\x80\x02}(" + string(b"data")
     out += b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + string(b"b") + b"\x87R"
     out += b"(K\x01" + b"".join(number % struct.pack("<i", n) for n in array.shape) + b"\x86"
-    out += (
-        b"cnumpy\ndtype\n"
-        + string(b"u1")
-        + b"K\x00K\x01\x87R(K\x03"
-        + string(b"|")
-        + b"NNNJ\xff\xff\xff\xffJ"
-    )
+    out += b"cnumpy\ndtype\n" + string(b"u1") + b"K\x00K\x01\x87R(K\x03" + string(b"|") + b"NNNJ\xff\xff\xff\xffJ"
     out += b"\xff\xff\xff\xffK\x00tb\x89" + string(array.tobytes()) + b"tb"
     return out + string(b"labels") + b"](" + b"".join(bytes([75, n]) for n in content["labels"]) + b"eu."
 
@@ -123,15 +114,10 @@ def cifar_folder(folder: Path, write=lambda content: pickle.dumps(content, proto
 
 WRITERS = {
     "as published, by Python 2": python2_pickle,
-    **{
-        f"Python 3, protocol {n}": lambda content, n=n: pickle.dumps(content, protocol=n)
-        for n in (0, 2, 4, 5)
-    },
+    **{f"Python 3, protocol {n}": lambda content, n=n: pickle.dumps(content, protocol=n) for n in (0, 2, 4, 5)},
     "byte-string keys": lambda content: pickle.dumps({k.encode(): v for k, v in content.items()}, protocol=2),
     "labels as an array": lambda content: pickle.dumps({**content, "labels": np.array(content["labels"])}),
-    "column-major pixels": lambda content: pickle.dumps(
-        {**content, "data": np.asfortranarray(content["data"])}
-    ),
+    "column-major pixels": lambda content: pickle.dumps({**content, "data": np.asfortranarray(content["data"])}),
 }
 
 
@@ -155,9 +141,7 @@ def test_cifar10_is_found_in_the_folder_its_archive_unpacks_to(tmp_path):
 
 
 def test_a_constant_channel_does_not_divide_by_zero(tmp_path):
-    folder = cifar_folder(
-        tmp_path, lambda content: pickle.dumps({**content, "data": np.full((4, 3072), 7, np.uint8)})
-    )
+    folder = cifar_folder(tmp_path, lambda content: pickle.dumps({**content, "data": np.full((4, 3072), 7, np.uint8)}))
     assert (load(folder).train_x == 0).all()
 
 
@@ -181,34 +165,19 @@ BAD_BATCHES = {
     "calls a function": (lambda: pickle.dumps(Evil()), r"asks for builtins\.print"),
     "imports a module": (lambda: b"cos\nsystem\n(S'true'\ntR.", r"asks for os\.system"),
     "foreign codec": (lambda: b"c_codecs\nencode\n(Vx\nVzlib\ntR.", "asks for the codec"),
-    "array of a foreign class": (
-        lambda: b"cnumpy.core.multiarray\n_reconstruct\n(NI0\nS'b'\ntR.",
-        "foreign class",
-    ),
+    "array of a foreign class": (lambda: b"cnumpy.core.multiarray\n_reconstruct\n(NI0\nS'b'\ntR.", "foreign class"),
     "calls the array class": (lambda: b"cnumpy\nndarray\n((I9\ntI0\ntR.", "truncated or corrupt pickle"),
     "a list": (lambda: pickle.dumps([1, 2]), "found a pickled list"),
-    "CIFAR-100": (
-        lambda: pickle.dumps({"data": 0, "fine_labels": []}),
-        "dictionary with 'data', 'fine_labels'",
-    ),
+    "CIFAR-100": (lambda: pickle.dumps({"data": 0, "fine_labels": []}), "dictionary with 'data', 'fine_labels'"),
     "no keys": (lambda: pickle.dumps({}), "dictionary with no keys"),
     "no array": (lambda: pickle.dumps({**batch(), "data": [1]}), "'data' of list"),
-    "wrong width": (
-        lambda: pickle.dumps({**batch(), "data": np.zeros((4, 784), np.uint8)}),
-        r"uint8 \(4, 784\)",
-    ),
+    "wrong width": (lambda: pickle.dumps({**batch(), "data": np.zeros((4, 784), np.uint8)}), r"uint8 \(4, 784\)"),
     "wrong type": (lambda: pickle.dumps({**batch(), "data": np.zeros((4, 3072))}), r"float64 \(4, 3072\)"),
     "too few labels": (lambda: pickle.dumps({**batch(), "labels": [1, 2]}), "2 labels for 4 images"),
     "label too large": (lambda: pickle.dumps({**batch(), "labels": [0, 1, 2, 10]}), "labels from 0 to 10"),
     "negative label": (lambda: pickle.dumps({**batch(), "labels": [0, 1, 2, -1]}), "labels from -1 to 2"),
-    "fractional labels": (
-        lambda: pickle.dumps({**batch(), "labels": [0.5] * 4}),
-        "not a row of whole numbers",
-    ),
-    "ragged labels": (
-        lambda: pickle.dumps({**batch(), "labels": [[1], [2, 3], [], []]}),
-        "not a row of whole numbers",
-    ),
+    "fractional labels": (lambda: pickle.dumps({**batch(), "labels": [0.5] * 4}), "not a row of whole numbers"),
+    "ragged labels": (lambda: pickle.dumps({**batch(), "labels": [[1], [2, 3], [], []]}), "not a row of whole numbers"),
     "no images": (lambda: pickle.dumps(batch(0)), "labels that are not a row|0 labels for 0 images"),
 }
 
@@ -221,9 +190,7 @@ def test_a_bad_cifar10_batch_ends_in_one_line(tmp_path, capsys, fault):
     with pytest.raises(DataError, match=message) as caught:
         load(folder)
     line = str(caught.value)
-    assert (
-        "data_batch_3: found " in line and "; expected a CIFAR-10 python batch" in line and "\n" not in line
-    )
+    assert "data_batch_3: found " in line and "; expected a CIFAR-10 python batch" in line and "\n" not in line
     assert capsys.readouterr().out == ""
 
 
@@ -248,9 +215,7 @@ def test_a_batch_that_is_a_folder_is_named(tmp_path):
 
 
 def idx(array: np.ndarray) -> bytes:
-    return (
-        struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-    )
+    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def mnist_arrays() -> dict[str, np.ndarray]:
@@ -262,9 +227,7 @@ def mnist_arrays() -> dict[str, np.ndarray]:
     return arrays
 
 
-def mnist_folder(
-    folder: Path, packed: bool = False, dotted: bool = False
-) -> tuple[Path, dict[str, np.ndarray]]:
+def mnist_folder(folder: Path, packed: bool = False, dotted: bool = False) -> tuple[Path, dict[str, np.ndarray]]:
     folder.mkdir(parents=True, exist_ok=True)
     arrays = mnist_arrays()
     for name, array in arrays.items():
@@ -300,43 +263,25 @@ def test_mnist_is_found_where_torchvision_puts_it(tmp_path):
 def test_each_missing_mnist_file_is_named(tmp_path, name):
     folder, _ = mnist_folder(tmp_path)
     (folder / name).unlink()
-    with pytest.raises(
-        DataError, match=rf"/{name}: found nothing of that name, packed .* or not; expected MNIST's"
-    ):
+    with pytest.raises(DataError, match=rf"/{name}: found nothing of that name, packed .* or not; expected MNIST's"):
         load(folder)
 
 
 images = np.zeros((6, 28, 28), np.uint8)
 BAD_IDX = {
     "empty": ("train-images-idx3-ubyte", b"", "found 0 bytes in all; .* whose header has 16"),
-    "header cut": (
-        "train-labels-idx1-ubyte",
-        b"\0\0\x08\x01\0",
-        "found 5 bytes in all; .* whose header has 8",
-    ),
-    "body cut": (
-        "train-images-idx3-ubyte",
-        idx(images)[:-1],
-        "found 4703 bytes after the header; expected the 4704",
-    ),
+    "header cut": ("train-labels-idx1-ubyte", b"\0\0\x08\x01\0", "found 5 bytes in all; .* whose header has 8"),
+    "body cut": ("train-images-idx3-ubyte", idx(images)[:-1], "found 4703 bytes after the header; expected the 4704"),
     "body too long": ("train-images-idx3-ubyte", idx(images) + b"x", "found more than 4704 bytes after"),
     "labels for images": ("train-images-idx3-ubyte", idx(np.zeros(20, np.uint8)), "starts with 00 00 08 01"),
     "images for labels": ("train-labels-idx1-ubyte", idx(images), "starts with 00 00 08 03; .*: 00 00 08 01"),
     "another type": ("train-labels-idx1-ubyte", b"\0\0\x0d\x01" + bytes(28), "starts with 00 00 0d 01"),
     "a web page": ("train-labels-idx1-ubyte", b"<!DOCTYPE html>", "starts with 3c 21 44 4f"),
-    "another size": (
-        "train-images-idx3-ubyte",
-        idx(np.zeros((6, 20, 20), np.uint8)),
-        "images of 20x20 pixels",
-    ),
+    "another size": ("train-images-idx3-ubyte", idx(np.zeros((6, 20, 20), np.uint8)), "images of 20x20 pixels"),
     "no images": ("train-images-idx3-ubyte", idx(images[:0]), "announces nothing"),
     "absurd size": ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "announces 79,"),
     "too few labels": ("train-labels-idx1-ubyte", idx(np.zeros(5, np.uint8)), "found 5 labels for 6 images"),
-    "label too large": (
-        "train-labels-idx1-ubyte",
-        idx(np.full(6, 11, np.uint8)),
-        "found labels from 11 to 11",
-    ),
+    "label too large": ("train-labels-idx1-ubyte", idx(np.full(6, 11, np.uint8)), "found labels from 11 to 11"),
     "not gzip": ("train-labels-idx1-ubyte.gz", b"\0\0\x08\x01", "truncated or corrupt gzip file"),
     "gzip cut": ("train-images-idx3-ubyte.gz", gzip.compress(rng.bytes(9000))[:-4000], "starts with"),
     "gzip body cut": (
@@ -368,9 +313,7 @@ def test_a_bad_mnist_file_ends_in_one_line(tmp_path, fault):
 
 
 def test_a_missing_folder_is_named_with_what_would_do(tmp_path):
-    with pytest.raises(
-        DataError, match="nowhere: found nothing of that name; expected a folder with CIFAR-10's"
-    ):
+    with pytest.raises(DataError, match="nowhere: found nothing of that name; expected a folder with CIFAR-10's"):
         load(tmp_path / "nowhere")
 
 
@@ -402,9 +345,7 @@ def test_a_name_that_no_file_can_have(tmp_path):
 
 def test_a_data_error_is_a_value_error_and_survives_pickling():
     error = DataError("a", "b", "c")
-    assert (
-        isinstance(error, ValueError) and str(pickle.loads(pickle.dumps(error))) == "a: found b; expected c"
-    )
+    assert isinstance(error, ValueError) and str(pickle.loads(pickle.dumps(error))) == "a: found b; expected c"
 
 
 def test_the_digits_file_is_small_and_its_source_is_named():
