@@ -15,8 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
-from lucidnn.core.plan import FIND_CANDIDATES
 from lucidnn.core.problem import Problem
+from lucidnn.tuning import FIND_CANDIDATES
 
 Task = tuple[str, str, dict]
 

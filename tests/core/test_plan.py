@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fakes import LINE, Fake
+from lucidnn import tuning
 from lucidnn.core import plan as planning
 from lucidnn.core.errors import EngineFailure, InvalidArgument, NotSupported
 from lucidnn.core.plan import candidates, choose, explain, find, select
@@ -196,9 +197,9 @@ def test_policy_error_without_a_row(engines):
 def row(taken, **changes) -> Row:
     fields = {
         "problem": PROBLEM.tuning_key,
-        "environment": planning.environment(PROBLEM),
+        "environment": tuning.environment(PROBLEM),
         "engine": taken.name,
-        "source": planning.source_hash(taken),
+        "source": tuning.source_hash(taken),
         "config": {},
         "seconds": 1e-3,
         "workspace": 0,

@@ -86,7 +86,7 @@ def test_a_package_that_is_not_there_is_listed(fresh, monkeypatch):
 
 
 WRONG = {
-    "a name that is taken": (engine("conv.reference"), r"'conv.reference' is used by extra_.* and lucidnn"),
+    "a name that is taken": (engine("conv.reference"), r"'conv.reference' is used by lucidnn.* and extra_"),
     "a name twice in a file": (engine() + engine().replace("class Toy", "class Other"), "'toy.one' is used by"),
     "an unknown target": (engine(targets=("tpu",)), "unknown .'"),
     "an unknown note": (engine(notes=("quick",)), "unknown .'"),
@@ -157,7 +157,7 @@ print(conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).item())
 
 @pytest.mark.parametrize("name", sorted(registry.engines()))
 def test_an_engines_hash_is_its_files(name):
-    from lucidnn.core.plan import source_hash
+    from lucidnn.tuning import source_hash
 
     e = registry.get(name)
     assert e.source() == Path(sys.modules[type(e).__module__].__file__).read_bytes()

@@ -58,7 +58,7 @@ def test_environment(environ, expected):
     [
         ("LUCIDNN_POLICY", "fastest", "heuristic, find, error"),
         ("LUCIDNN_LOG", "loud", "debug, info, warning, error"),
-        ("LUCIDNN_NO_FALLBACK", "maybe", "0 or 1"),
+        ("LUCIDNN_NO_FALLBACK", "maybe", "False, True"),
     ],
 )
 def test_a_bad_environment_names_the_variable(name, value, accepted):

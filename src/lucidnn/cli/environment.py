@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..core import plan
 from ..core.target import Target
+from ..tuning import device_name
 
 PACKAGES = ("torch", "triton", "numba", "numpy")
 
@@ -51,7 +51,7 @@ def environment(device: Any, commit: str | None = None) -> dict[str, Any]:
 
     target = Target.of(device)
     found: dict[str, Any] = {
-        "device": plan.device_name(target.kind, None if device.type == "cpu" else device),
+        "device": device_name(target.kind, None if device.type == "cpu" else device),
         "target": str(target),
         "threads": torch.get_num_threads(),
         "lucidnn": __version__,
@@ -62,7 +62,7 @@ def environment(device: Any, commit: str | None = None) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     if target.kind != "cpu":
-        found["cpu"] = plan.device_name("cpu")
+        found["cpu"] = device_name("cpu")
         found["driver"] = driver()
         found["cuda"] = torch.version.cuda or torch.version.hip
         found["cudnn"] = torch.backends.cudnn.version()

@@ -53,8 +53,8 @@ def command() -> None:
 def _targets() -> list[tuple[str, str, str]]:
     import torch
 
-    from ..core.plan import device_name
     from ..core.target import Target
+    from ..tuning import device_name
 
     rows = [(str(Target.of("cpu")), "cpu", device_name("cpu"))]
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):

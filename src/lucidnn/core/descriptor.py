@@ -1,8 +1,7 @@
 """Tensor descriptors: data type, logical shape, strides and pointer alignment, with a text form.
 
-Shapes are in logical order (N, C, spatial...) whatever the strides; the layout is derived from the strides and never
-stored, so that it cannot contradict them. Axes of length one have no meaningful stride: they are normalised, and a
-tensor that is both channels-first and channels-last (C = 1, or one pixel) counts as channels-first.
+Shapes are in logical order (N, C, spatial...) whatever the strides, from which the layout is derived. Axes of length
+one have no meaningful stride: they are normalised, and where both layouts fit (C = 1, or one pixel) it is the first.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from .errors import InvalidArgument
 
@@ -25,6 +24,7 @@ DTYPES = {
 FLOATING = ("f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2")
 MAX_ALIGNMENT = 16  # bytes; the widest access a thread makes, and what every allocator guarantees
 
+derived = functools.partial(dataclasses.field, init=False, compare=False, repr=False)  # follows from other fields
 _SHORT = {long: short for short, (long, _) in DTYPES.items()}
 _LAYOUTS = {2: ("nc", ""), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 
@@ -32,8 +32,6 @@ _LAYOUTS = {2: ("nc", ""), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", 
 def short_dtype(dtype: Any) -> str:
     """Short name of a framework data type, or of a long or short name.
 
-    Examples
-    --------
     >>> short_dtype("bfloat16"), short_dtype("torch.float32"), short_dtype("f16")
     ('bf16', 'f32', 'f16')
     """
@@ -54,8 +52,6 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides with axis 1 (channels) innermost.
 
-    Examples
-    --------
     >>> channels_last_strides((2, 3, 4, 5))
     (60, 1, 15, 3)
     """
@@ -76,51 +72,62 @@ def is_dense(shape: Sequence[Any], strides: Sequence[Any], channels_last: bool =
 
 def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether a tensor counts as channels-last: dense so, and not also dense in logical order."""
-    return (
-        3 <= len(shape) <= 5 and not is_dense(shape, strides) and is_dense(shape, strides, channels_last=True)
-    )
+    return 3 <= len(shape) <= 5 and not is_dense(shape, strides) and is_dense(shape, strides, True)
+
+
+def _overlap(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
+        if stride <= reach:
+            return 0 not in shape
+        reach += (size - 1) * stride
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
-def _normalised(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-    """Strides with meaningless entries filled in, and the layout's name."""
-    names = _LAYOUTS.get(len(shape), ("", ""))
-    if is_dense(shape, strides):
-        return contiguous_strides(shape), names[0]
-    if is_channels_last(shape, strides):
-        return channels_last_strides(shape), names[1]
-    # An axis of length one is never stepped along; stride 1 keeps the text form unique.
-    return tuple(1 if n == 1 else s for n, s in zip(shape, strides, strict=True)), "strided"
+def _derive(shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
+    """What follows from shape and strides, and the strides with meaningless entries filled in."""
+    first, last = _LAYOUTS.get(len(shape), ("", ""))
+    contiguous, channels_last = is_dense(shape, strides), is_channels_last(shape, strides)
+    if contiguous:
+        strides, layout = contiguous_strides(shape), first
+    elif channels_last:
+        strides, layout = channels_last_strides(shape), last
+    else:  # an axis of length one is never stepped along; stride 1 keeps the text form unique
+        strides, layout = tuple(1 if n == 1 else s for n, s in zip(shape, strides, strict=True)), "strided"
+    numel = math.prod(shape)
+    reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    known = {"strides": strides, "layout": layout, "is_contiguous": contiguous, "is_channels_last": channels_last}
+    known |= {"ndim": len(shape), "numel": numel, "span": 1 + reach if numel else 0}
+    return known | {"is_overlapping": _overlap(shape, strides)}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TensorDescriptor:
-    """One tensor as a problem sees it.
+    """One tensor as a problem sees it: sizes and strides in logical order (N, C, spatial).
 
-    Parameters
-    ----------
-    dtype : str
-        Short name, see `DTYPES`.
-    shape, strides : tuple of int
-        Logical order (N, C, spatial); strides in elements, not negative, row-major if left out.
-    alignment : int
-        Power of two, at most 16: what the first element's address is a multiple of, in bytes.
-
-    Examples
-    --------
     >>> TensorDescriptor.make("bf16", (64, 256, 56, 56), "nhwc")
     TensorDescriptor('bf16[64,256,56,56]@nhwc')
     >>> TensorDescriptor.parse("f32[2,3]@(0,1)%4").strides
     (0, 1)
     """
 
-    dtype: str
+    dtype: str  # short name, see `DTYPES`
     shape: tuple[int, ...]
-    strides: tuple[int, ...] = None  # type: ignore[assignment]  # filled in below
-    alignment: int = MAX_ALIGNMENT
+    strides: tuple[int, ...] = None  # type: ignore[assignment]  # in elements, none negative; row-major if left out
+    alignment: int = MAX_ALIGNMENT  # the power of two, at most 16, that divides the first element's address, in bytes
+    layout: str = derived()  # nchw-like, nhwc-like, strided, or '' where the rank has no named layout
+    is_contiguous: bool = derived()  # dense in logical order
+    is_channels_last: bool = derived()  # dense with channels innermost, and not also in logical order
+    is_overlapping: bool = derived()  # whether two index tuples may name one element; such a tensor is no output
+    ndim: int = derived()
+    numel: int = derived()  # an expanded axis (stride 0) counted in full
+    span: int = derived()  # elements from the first to one past the last that an index reaches
+    itemsize: int = derived()  # bytes
+    nbytes: int = derived()  # of the distinct elements: an expanded axis counts once
 
     def __post_init__(self):
-        shape = tuple(int(n) for n in self.shape)
+        dtype, shape = short_dtype(self.dtype), tuple(int(n) for n in self.shape)
         strides = contiguous_strides(shape) if self.strides is None else tuple(int(s) for s in self.strides)
         if any(n < 0 for n in shape):
             raise InvalidArgument("shape", list(shape), "sizes >= 0")
@@ -128,26 +135,23 @@ class TensorDescriptor:
             raise InvalidArgument("strides", list(strides), f"{len(shape)} strides >= 0, one for each axis")
         if self.alignment not in (1, 2, 4, 8, 16):
             raise InvalidArgument("alignment", self.alignment, "1, 2, 4, 8 or 16 bytes")
-        strides, layout = _normalised(shape, strides)
-        fields = {"dtype": short_dtype(self.dtype), "shape": shape, "strides": strides, "_layout": layout}
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        itemsize = DTYPES[dtype][1]
+        nbytes = itemsize * math.prod(n if s or n == 0 else 1 for n, s in zip(shape, strides, strict=True))
+        known = {"dtype": dtype, "shape": shape, "itemsize": itemsize, "nbytes": nbytes}
+        vars(self).update(known | _derive(shape, strides))  # past the lock of a frozen dataclass
 
     @classmethod
-    def make(
-        cls, dtype: str, shape: Sequence[int], layout: str = "", alignment: int = MAX_ALIGNMENT
-    ) -> TensorDescriptor:
+    def make(cls, dtype: str, shape: Sequence[int], layout: str = "", alignment: int = 16) -> Self:
         """Descriptor of a dense tensor in a named layout (``nchw``, ``nhwc``, ... or '' for row-major)."""
-        first, last = _LAYOUTS.get(len(shape), ("", ""))
-        if layout not in ("", first, last):
-            known = " or ".join(name for name in (first, last) if name) or "no layout"
-            accepted = f"{known} for {len(shape)} axes, or strides in parentheses"
+        names = [name for name in _LAYOUTS.get(len(shape), ()) if name]
+        if layout and layout not in names:
+            accepted = f"{' or '.join(names) or 'no layout'} for {len(shape)} axes, or strides in parentheses"
             raise InvalidArgument("layout", repr(layout), accepted)
-        strides = channels_last_strides(shape) if layout and layout == last else None
-        return cls(dtype, tuple(shape), strides, alignment)  # type: ignore[arg-type]
+        strides = channels_last_strides(shape) if layout in names[1:] else contiguous_strides(shape)
+        return cls(dtype, tuple(shape), strides, alignment)
 
     @classmethod
-    def of(cls, tensor: Any) -> TensorDescriptor:
+    def of(cls, tensor: Any) -> Self:
         """Descriptor of a framework tensor (``dtype``, ``shape``, ``stride()``, ``data_ptr()``)."""
         try:
             address = tensor.data_ptr()
@@ -157,19 +161,17 @@ class TensorDescriptor:
         return cls(short_dtype(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), alignment)
 
     @classmethod
-    def parse(cls, text: str) -> TensorDescriptor:
+    def parse(cls, text: str) -> Self:
         """Read the text form: ``dtype[sizes]``, then ``@layout`` or ``@(strides)``, then ``%alignment``."""
-        numbers = r"(\d+(?:,\d+)*)?"
-        match = re.fullmatch(rf"(\w+)\[{numbers}\](?:@(\w+)|(@)\({numbers}\))?(?:%(\d+))?", text)
+        numbers = r"((?:\d+(?:,\d+)*)?)"
+        match = re.fullmatch(rf"(\w+)\[{numbers}\](?:@(?:(\w+)|\({numbers}\)))?(?:%(\d+))?", text)
         if not match:
-            form = "dtype[n,c,...] with @layout or @(strides) and %alignment"
-            raise InvalidArgument("tensor", repr(text), form)
-        dtype, sizes, layout, explicit, strides, alignment = match.groups()
-        shape = tuple(map(int, sizes.split(","))) if sizes else ()
-        align = int(alignment or MAX_ALIGNMENT)
-        if explicit:
-            return cls(dtype, shape, tuple(map(int, strides.split(","))) if strides else (), align)
-        return cls.make(dtype, shape, layout or "", align)
+            raise InvalidArgument("tensor", repr(text), "dtype[n,c,...] with @layout or @(strides) and %alignment")
+        dtype, sizes, layout, strides, alignment = match.groups()
+        shape, align = tuple(int(n) for n in sizes.split(",") if n), int(alignment or MAX_ALIGNMENT)
+        if strides is None:
+            return cls.make(dtype, shape, layout or "", align)
+        return cls(dtype, shape, tuple(int(s) for s in strides.split(",") if s), align)
 
     def __str__(self) -> str:
         strides = ",".join(map(str, self.strides))
@@ -179,55 +181,3 @@ class TensorDescriptor:
 
     def __repr__(self) -> str:
         return f"TensorDescriptor({str(self)!r})"
-
-    @property
-    def layout(self) -> str:
-        """``nchw``-like, ``nhwc``-like (by rank), ``strided``, or '' where the rank has no named layout."""
-        return self._layout  # type: ignore[attr-defined]
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Dense in logical order."""
-        return self.layout != "strided" and not self.is_channels_last
-
-    @property
-    def is_channels_last(self) -> bool:
-        """Dense with channels innermost, and not also dense in logical order."""
-        return self.ndim > 2 and self.layout == _LAYOUTS.get(self.ndim, ("", "?"))[1]
-
-    @property
-    def is_overlapping(self) -> bool:
-        """Whether two index tuples may name one element; such a tensor is no output."""
-        reach = 0
-        for stride, size in sorted((s, n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1):
-            if stride <= reach:
-                return self.numel > 0
-            reach += (size - 1) * stride
-        return False
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def numel(self) -> int:
-        """Number of elements, an expanded axis counted in full."""
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return DTYPES[self.dtype][1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the distinct elements (an expanded axis counts once)."""
-        sizes = (n if s or n == 0 else 1 for n, s in zip(self.shape, self.strides, strict=True))
-        return self.itemsize * math.prod(sizes)
-
-    @property
-    def span(self) -> int:
-        """Elements from the first to one past the last that an index reaches (64-bit offsets past 2^31)."""
-        reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return 1 + reach if self.numel else 0

@@ -14,12 +14,9 @@ from typing import Any, ClassVar
 
 from .problem import Problem
 
-Config = Mapping[str, Any]
-"""Knobs of an engine, as plain values that can be stored as JSON (``BLOCK_M``, ``num_warps``, ...)."""
-
+Config = Mapping[str, Any]  # knobs of an engine, as plain values that JSON can hold
+# run(tensors, workspace): tensors as problem.inputs + problem.outputs; a flat uint8 tensor, or None for a size of 0
 Run = Callable[[tuple[Any, ...], Any], None]
-"""``run(tensors, workspace)``: tensors in the order of ``problem.inputs + problem.outputs``; workspace is a flat
-``uint8`` tensor of at least ``workspace_size`` bytes, or None where that is 0."""
 
 NOTES = {
     "tensor_core": "computes on matrix units",
@@ -36,8 +33,6 @@ NOTES = {
 class Refusals(list[str]):
     """Collects reasons: each states the requirement and what was found.
 
-    Examples
-    --------
     >>> r = Refusals()
     >>> r.require(False, "groups = 1", 4)
     >>> r
@@ -45,21 +40,18 @@ class Refusals(list[str]):
     """
 
     def require(self, fulfilled: bool, requirement: str, found: object) -> None:
+        """Add a reason unless the requirement is fulfilled."""
         if not fulfilled:
             self.append(f"needs {requirement}, found {found}")
 
 
 class Engine(abc.ABC):
-    """One algorithm on one kind of hardware.
+    """One algorithm on one kind of hardware."""
 
-    `name` is ``family.algorithm[_arch]`` and unique; `operations` are the names of those it takes part in; `targets`
-    the kinds of hardware (``cpu``, ``cuda``, ``hip``); `notes` facts that a user can filter by, from `NOTES`.
-    """
-
-    name: ClassVar[str]
-    operations: ClassVar[tuple[str, ...]]
-    targets: ClassVar[tuple[str, ...]]
-    notes: ClassVar[frozenset[str]] = frozenset()
+    name: ClassVar[str]  # family.algorithm[_arch], unique
+    operations: ClassVar[tuple[str, ...]]  # names of those it takes part in
+    targets: ClassVar[tuple[str, ...]]  # kinds of hardware: cpu, cuda, hip
+    notes: ClassVar[frozenset[str]] = frozenset()  # facts that a user can filter by, from `NOTES`
 
     @abc.abstractmethod
     def refusals(self, problem: Problem) -> list[str]:

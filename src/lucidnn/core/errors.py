@@ -12,22 +12,13 @@ from collections.abc import Mapping, Sequence
 class LucidnnError(RuntimeError):
     """Base of every error that lucidnn raises on purpose."""
 
-    def __reduce__(self):  # built from its own fields, so that it crosses process borders
-        return _rebuild, (type(self), str(self), dict(self.__dict__))
-
-
-def _rebuild(cls: type[LucidnnError], message: str, fields: dict[str, object]) -> LucidnnError:
-    error = cls.__new__(cls, message)
-    error.__dict__.update(fields)
-    error.args = (message,)
-    return error
+    def __reduce__(self):  # made again from its fields, not by its constructor, to cross process borders
+        return RuntimeError.__new__, (type(self), *self.args), vars(self)
 
 
 class InvalidArgument(LucidnnError, ValueError):
     """An argument's value is not acceptable: its name, the value found, and what would have been accepted.
 
-    Examples
-    --------
     >>> print(InvalidArgument("groups", 3, "a divisor of x's 32 channels"))
     groups: found 3; accepted: a divisor of x's 32 channels
     """
@@ -40,8 +31,6 @@ class InvalidArgument(LucidnnError, ValueError):
 class ProblemSyntaxError(LucidnnError, ValueError):
     """A problem line does not parse or is ill-formed; the message points at the token.
 
-    Examples
-    --------
     >>> print(ProblemSyntaxError("conv_fprop x=bf17[1]", 11, "unknown data type 'bf17'"))
     unknown data type 'bf17'
       conv_fprop x=bf17[1]

@@ -24,21 +24,11 @@ def roofline(
     launches: int = 1,
     dtype: str | None = None,
 ) -> float:
-    """Seconds: the larger of arithmetic and traffic, plus launches.
+    """Seconds: the larger of arithmetic and traffic, plus launches (kernels or parallel loops one after another).
 
-    Parameters
-    ----------
-    flops, bytes : float, optional
-        What the method does; the problem's own minimum if left out.
-    compute_efficiency, memory_efficiency : float
-        Part of the target's rate that the method reaches, in (0, 1].
-    launches : int
-        Kernels or parallel loops started one after another.
-    dtype : str, optional
-        Type the arithmetic is done in; that of the first input if left out.
+    `flops` and `bytes` are what the method does (if left out, the problem's own minimum), `dtype` what it computes in
+    (the first input's), the efficiencies the parts of the target's rates that it reaches.
 
-    Examples
-    --------
     >>> p = Problem.parse("conv_fprop x=bf16[64,256,56,56]@nhwc w=bf16[256,256,3,3]@nhwc padding=1 on=cuda:sm_90")
     >>> 2e-4 < roofline(p, compute_efficiency=0.7) < 1e-3
     True
@@ -53,8 +43,6 @@ def roofline(
 def wave_efficiency(tiles: int, target: Target, resident: int = 1) -> float:
     """Part of the processors that is busy when equal tiles are dealt out, `resident` at once to each.
 
-    Examples
-    --------
     >>> round(wave_efficiency(133, Target.parse("cuda:sm_90")), 2)
     0.5
     """

@@ -1,71 +1,64 @@
-"""What an operation is: named tensors, attributes with a text form, shape rules and costs. No operation is defined here.
+"""What an operation is: named tensors, attributes with a text form, shape rules and costs. None is defined here.
 
-An operation is a frozen dataclass whose fields are its attributes (stride, padding, ...). It says which tensors it
-reads and writes, what the outputs look like, which combinations are ill-formed, and how many operations and bytes it
-needs. Output shape and layout are decided here and nowhere else: kernels, fake functions and descriptors all ask.
+An operation is a frozen dataclass of its attributes (stride, padding, ...). It says which tensors it reads and writes,
+which combinations are ill-formed, how many operations and bytes it needs, and what the outputs look like: that is
+decided here and nowhere else, and kernels, fake functions and descriptors all ask.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from .descriptor import TensorDescriptor
 from .errors import InvalidArgument
 
+Tensors = Mapping[str, TensorDescriptor]  # by role
+
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """What is done to a result before it is stored: ``act(alpha * result + beta * z + bias)``.
-
-    Parameters
-    ----------
-    alpha, beta : float
-        Factors of the result and of the tensor ``z`` (which may be the output itself).
-    activation : str
-        Name from `lucidnn.ops.activation.ACTIVATIONS`.
-    parameter : float
-        Slope, clip or alpha of the activation, where it has one.
-    """
+    """What is done to a result before it is stored: ``act(alpha * result + beta * z + bias)``."""
 
     alpha: float = 1.0
-    beta: float = 0.0
-    activation: str = "identity"
-    parameter: float = 0.0
+    beta: float = 0.0  # of z, a tensor of the output's shape, or the output itself
+    activation: str = "identity"  # see `lucidnn.ops.activation`
+    parameter: float = 0.0  # the activation's slope, clip or alpha, where it has one
 
 
-class Codec:
-    """Text form of one attribute type."""
+class Codec(NamedTuple):
+    """Text form of one attribute type: `form` says what `read` takes."""
 
-    def __init__(self, write: Callable[[Any], str], read: Callable[[str], Any], form: str):
-        self.write, self.read, self.form = write, read, form
+    write: Callable[[Any], str]
+    read: Callable[[str], Any]
+    form: str
 
-
-def _read_bool(text: str) -> bool:
-    return {"0": False, "1": True}[text]
-
-
-def _read_pads(text: str) -> tuple[tuple[int, int], ...]:
-    pairs = [part.split(":") for part in text.split(",")]
-    return tuple(
-        (int(p[0]), int(p[-1])) for p in pairs if len(p) <= 2 or int(":")
-    )  # a third part is an error
-
-
-def _write_pads(pads: tuple[tuple[int, int], ...]) -> str:
-    return ",".join(str(a) if a == b else f"{a}:{b}" for a, b in pads)
+    def parse(self, name: str, text: str) -> Any:
+        """Read the value of the attribute `name`."""
+        try:
+            return self.read(text)
+        except (ValueError, KeyError):
+            raise InvalidArgument(name, repr(text), self.form) from None
 
 
 INT = Codec(str, int, "a whole number")
 FLOAT = Codec(repr, float, "a number")
 NAME = Codec(str, str, "a name")
-BOOL = Codec(lambda v: str(int(v)), _read_bool, "0 or 1")
-INTS = Codec(
-    lambda v: ",".join(map(str, v)), lambda s: tuple(int(p) for p in s.split(",")), "numbers such as 2,1"
+BOOL = Codec(lambda flag: str(int(flag)), {"0": False, "1": True}.__getitem__, "0 or 1")
+INTS = Codec(lambda v: ",".join(map(str, v)), lambda text: tuple(map(int, text.split(","))), "numbers such as 2,1")
+PADS = Codec(
+    lambda pads: ",".join(str(a) if a == b else f"{a}:{b}" for a, b in pads),
+    lambda text: tuple((int(a), int(b if colon else a)) for a, colon, b in (p.partition(":") for p in text.split(","))),
+    "numbers or before:after pairs such as 1,0:2",
 )
-PADS = Codec(_write_pads, _read_pads, "numbers or before:after pairs such as 1,0:2")
+ACTIVATION = Codec(
+    lambda act: f"{act[0]}:{act[1]}" if act[1] else act[0],
+    lambda text: (text.partition(":")[0], float(text.partition(":")[2] or 0)),
+    "name or name:number",
+)
 
 
 def attribute(codec: Codec, default: Any = dataclasses.MISSING) -> Any:
@@ -75,30 +68,15 @@ def attribute(codec: Codec, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Operation(abc.ABC):
-    """Base of all operations. Subclasses are frozen dataclasses; their fields are the attributes.
+    """Base of all operations. Subclasses are frozen dataclasses; their fields are the attributes."""
 
-    Attributes
-    ----------
-    name : str
-        First word of a problem line.
-    inputs, optional, outputs : tuple of str
-        Roles of the tensors read always, read where given, and written.
-    batched : tuple of str
-        Roles whose first axis is the batch: tuned rows are shared between near batch sizes.
-    epilogue : frozenset of str
-        Which fields of `Epilogue` the operation takes.
-    math_modes : tuple of str
-        Allowed values of a problem's ``math``; the first is the default.
-    """
-
-    name: ClassVar[str]
-    inputs: ClassVar[tuple[str, ...]]
-    optional: ClassVar[tuple[str, ...]] = ()
-    outputs: ClassVar[tuple[str, ...]]
-    batched: ClassVar[tuple[str, ...]] = ()
-    epilogue: ClassVar[frozenset[str]] = frozenset()
-    math_modes: ClassVar[tuple[str, ...]] = ("ieee",)
-
+    name: ClassVar[str]  # first word of a problem line
+    inputs: ClassVar[tuple[str, ...]]  # roles of the tensors that are always read
+    optional: ClassVar[tuple[str, ...]] = ()  # read where given
+    outputs: ClassVar[tuple[str, ...]]  # written
+    batched: ClassVar[tuple[str, ...]] = ()  # whose first axis is the batch: near batch sizes share tuned rows
+    epilogue: ClassVar[frozenset[str]] = frozenset()  # fields of `Epilogue` that it takes
+    math_modes: ClassVar[tuple[str, ...]] = ("ieee",)  # values of a problem's math, the default first
     registry: ClassVar[dict[str, type[Operation]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -106,30 +84,28 @@ class Operation(abc.ABC):
         if "name" in cls.__dict__:
             Operation.registry[cls.name] = cls
 
-    def resolved(self, tensors: Mapping[str, TensorDescriptor]) -> Operation:
+    def resolved(self, tensors: Tensors) -> Operation:
         """The operation with defaults that depend on the tensors' rank written out; the place for argument checks."""
         return self
 
     @abc.abstractmethod
-    def infer(self, tensors: Mapping[str, TensorDescriptor]) -> dict[str, TensorDescriptor]:
+    def infer(self, tensors: Tensors) -> dict[str, TensorDescriptor]:
         """Descriptors of all outputs from those of the inputs: the one place that decides shape, type and layout."""
 
     @abc.abstractmethod
-    def check(self, tensors: Mapping[str, TensorDescriptor], epilogue: Epilogue) -> None:
+    def check(self, tensors: Tensors, epilogue: Epilogue) -> None:
         """Raise `InvalidArgument` where the tensors (outputs included) do not fit together."""
 
     @abc.abstractmethod
-    def flops(self, tensors: Mapping[str, TensorDescriptor]) -> float:
+    def flops(self, tensors: Tensors) -> float:
         """Floating-point operations of the plain definition (a multiply-add counts two)."""
 
-    def bytes(self, tensors: Mapping[str, TensorDescriptor]) -> float:
+    def bytes(self, tensors: Tensors) -> float:
         """Fewest bytes that must move: every tensor once."""
         return sum(t.nbytes for t in tensors.values())
 
-    def sample(
-        self, role: str, tensors: Mapping[str, TensorDescriptor], shape: tuple[int, ...], generator: Any
-    ) -> Any:
-        """Random values of an input for tests and timings: a CPU tensor of `shape`. Standard normal unless overridden."""
+    def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
+        """Random values of an input for tests and timings, a CPU tensor: standard normal unless overridden."""
         import torch
 
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -141,24 +117,16 @@ class Operation(abc.ABC):
 
     def is_default(self, name: str) -> bool:
         """Whether the attribute may be left out of the text."""
-        return any(f.name == name and getattr(self, name) == f.default for f in dataclasses.fields(self))
+        return getattr(self, name) == getattr(type(self), name, dataclasses.MISSING)
 
     def attributes_text(self) -> list[str]:
         """``name=value`` for each attribute that is not at its default."""
-        return [
-            f"{name}={c.write(getattr(self, name))}"
-            for name, c in self.codecs().items()
-            if not self.is_default(name)
-        ]
+        return [f"{n}={c.write(getattr(self, n))}" for n, c in self.codecs().items() if not self.is_default(n)]
 
 
 def lookup(name: str) -> type[Operation]:
-    """The operation class of this name; loads `lucidnn.ops` on first use."""
-    if not Operation.registry:
-        import importlib
-
-        importlib.import_module("lucidnn.ops")
-    try:
-        return Operation.registry[name]
-    except KeyError:
-        raise InvalidArgument("operation", repr(name), ", ".join(sorted(Operation.registry))) from None
+    """The operation class of this name; loads `lucidnn.ops` (by name: it stands above) on first use."""
+    importlib.import_module("lucidnn.ops")
+    if name not in Operation.registry:
+        raise InvalidArgument("operation", repr(name), ", ".join(sorted(Operation.registry)))
+    return Operation.registry[name]

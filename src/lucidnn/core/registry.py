@@ -9,64 +9,62 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import os
 import pkgutil
 import threading
+from typing import Any
 
 from .engine import NOTES, Engine
 from .errors import UnknownEngine
 from .operation import Operation
 from .target import KINDS
 
-_lock = threading.RLock()
+lock = threading.RLock()  # one import, build or timing of engines at a time: compilers and devices are shared
+if hasattr(os, "register_at_fork"):  # a forked child has none of the threads that may hold it
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
 _engines: dict[str, Engine] | None = None
 _failures: dict[str, str] = {}
-
-
-def _modules() -> list[str]:
-    names: list[str] = []
-    for root in ["lucidnn.engines", *(e.value for e in importlib.metadata.entry_points(group="lucidnn.engines"))]:
-        try:
-            package = importlib.import_module(root)
-        except ImportError as error:
-            _failures[root] = str(error)
-            continue
-        for info in pkgutil.walk_packages(package.__path__, root + "."):
-            if not info.ispkg and not any(part.startswith("_") for part in info.name.split(".")):
-                names.append(info.name)
-    return sorted(names)
-
-
-def _declared(module: object, name: str, found: dict[str, Engine]) -> dict[str, Engine]:
-    """Engine classes defined in a module. A wrong declaration is said at once, not when a user happens upon it."""
-    fresh: dict[str, Engine] = {}
-    for cls in vars(module).values():
-        if not (isinstance(cls, type) and issubclass(cls, Engine) and cls.__module__ == name and "name" in vars(cls)):
-            continue
-        if other := found.get(cls.name) or fresh.get(cls.name):
-            raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {name}")
-        declared = {*cls.operations, *cls.targets, *cls.notes}
-        unknown = declared - {*KINDS, *NOTES, *Operation.registry}
-        if unknown or not cls.operations or not cls.targets:
-            raise TypeError(f"engine {cls.name!r}: unknown {sorted(unknown)}, or no operation or target")
-        fresh[cls.name] = cls()
-    return fresh
 
 
 def engines() -> dict[str, Engine]:
     """All engines by name; imported on the first call."""
     global _engines
-    if _engines is not None:
-        return _engines
-    with _lock:
-        importlib.import_module("lucidnn.ops")
-        found: dict[str, Engine] = {}
-        for name in _modules() if _engines is None else ():
-            try:
-                found |= _declared(importlib.import_module(name), name, found)
-            except ImportError as error:
-                _failures[name] = f"{type(error).__name__}: {error}"
-        _engines = _engines or found
+    if _engines is None:
+        with lock:
+            _engines = _engines or _load()
     return _engines
+
+
+def _load() -> dict[str, Engine]:
+    found: dict[str, Engine] = {}
+    importlib.import_module("lucidnn.ops")  # by name: it stands above
+    points = importlib.metadata.entry_points(group="lucidnn.engines")
+    for root in ["lucidnn.engines", *(point.value for point in points)]:
+        files = pkgutil.walk_packages(_names(root).get("__path__", ()), root + ".", onerror=_names)
+        modules = sorted(f.name for f in files if not f.ispkg and "._" not in f.name)
+        for cls in [cls for module in modules for cls in _declared(module)]:
+            # A wrong declaration is said at once, not when a user happens upon it.
+            if other := found.get(cls.name):
+                raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {cls.__module__}")
+            unknown = {*cls.operations, *cls.targets, *cls.notes} - {*Operation.registry, *KINDS, *NOTES}
+            if unknown or not cls.operations or not cls.targets:
+                raise TypeError(f"engine {cls.name!r}: unknown {sorted(unknown)}, or no operation or target")
+            found[cls.name] = cls()
+    return found
+
+
+def _declared(module: str) -> list[type[Engine]]:
+    classes = [cls for cls in _names(module).values() if isinstance(cls, type) and issubclass(cls, Engine)]
+    return [cls for cls in classes if cls.__module__ == module and "name" in vars(cls)]
+
+
+def _names(module: str) -> dict[str, Any]:
+    """The names in a module. Whatever goes wrong in importing a file is that file's, and listed."""
+    try:
+        return vars(importlib.import_module(module))
+    except Exception as error:
+        _failures[module] = f"{type(error).__name__}: {error}"
+        return {}
 
 
 def failures() -> dict[str, str]:

@@ -1,9 +1,8 @@
 """Where measured choices are kept: one SQLite file in the cache directory.
 
 A row says: on this environment (device, processors, versions), for this problem (batch bucketed), this engine with this
-configuration took this long, or failed for this reason. An engine's row is stale once its source changed. A store that
-cannot be read or written is a miss and a log line, never an error: a user without a writable home gets slower choices,
-not a broken program.
+configuration took this long, or failed for this reason. A store that cannot be read or written is a miss and a log
+line, never an error: a user without a writable home gets slower choices, not a broken program.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,20 +24,16 @@ _KEY = ("problem", "environment", "engine", "source", "config")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement: `problem` is a tuning key, `source` the hash of the engine's file, `seconds` the median.
+    """One measurement."""
 
-    `status` is ``ok``, ``failed`` or ``wrong`` (it ran but disagreed with the reference); then `reason` says more and
-    `seconds` is None.
-    """
-
-    problem: str
+    problem: str  # a tuning key
     environment: str
     engine: str
-    source: str
+    source: str  # hash of the engine's file: an edit makes its rows stale
     config: dict[str, Any]
-    seconds: float | None
+    seconds: float | None  # the median; None unless the status is ok
     workspace: int
-    status: str = "ok"
+    status: str = "ok"  # or failed, or wrong: it ran but disagreed with the reference
     reason: str = ""
     time: float = dataclasses.field(default_factory=time.time)
 
@@ -47,8 +41,6 @@ class Row:
 class Store:
     """Measured rows in one file under `directory`, which is made when the first row is written.
 
-    Examples
-    --------
     >>> import tempfile
     >>> store = Store(Path(tempfile.mkdtemp()))
     >>> store.put([Row("p", "here", "conv.direct", "ab12", {"tile": 4}, 1e-3, 0)])
@@ -59,17 +51,12 @@ class Store:
 
     def __init__(self, directory: Path):
         self.path = directory / f"tuned-{FORMAT}.sqlite"
-        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """A connection of one use: nothing stays open over a fork, and other processes never wait long."""
-        with (
-            self._lock,
-            contextlib.closing(
-                sqlite3.connect(f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, timeout=10)
-            ) as db,
-        ):
+        """A connection of one use: nothing stays open over a fork, and others never wait long."""
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10)) as db:
             yield db
             db.commit()
 
@@ -81,9 +68,7 @@ class Store:
             try:
                 if self.path.exists():
                     with self._open(mode) as db:
-                        found = [
-                            Row(**json.loads(text)) for (text,) in db.execute(query, (problem, environment))
-                        ]
+                        found = [Row(**json.loads(text)) for (text,) in db.execute(query, (problem, environment))]
                 break
             except (sqlite3.Error, OSError, ValueError, TypeError) as error:
                 trouble = trouble or error
@@ -94,23 +79,18 @@ class Store:
     def put(self, rows: Iterable[Row]) -> bool:
         """Write rows, replacing those of the same problem, environment, engine, source, config; whether it worked."""
         values = []
-        for row in rows:
-            fields = dataclasses.asdict(row) | {"config": dict(row.config)}
-            key = [json.dumps(fields[k], sort_keys=True) if k == "config" else fields[k] for k in _KEY]
-            values.append((*key, json.dumps(fields, sort_keys=True)))
+        for row in map(dataclasses.asdict, rows):
+            key = row | {"config": json.dumps(row["config"], sort_keys=True)}
+            values.append((*(key[name] for name in _KEY), json.dumps(row, sort_keys=True)))
+        columns, names = ", ".join(f"{name} TEXT" for name in _KEY), ", ".join(_KEY)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._open("rwc") as db:
                 db.execute("PRAGMA journal_mode=WAL")
-                columns = ", ".join(f"{k} TEXT" for k in _KEY)
-                db.execute(
-                    f"CREATE TABLE IF NOT EXISTS rows ({columns}, row TEXT, PRIMARY KEY ({', '.join(_KEY)}))"
-                )
+                db.execute(f"CREATE TABLE IF NOT EXISTS rows ({columns}, row TEXT, PRIMARY KEY ({names}))")
                 db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", values)
         except (sqlite3.Error, OSError) as error:
-            log.warning(
-                "tuned rows cannot be written to %s (%s); they last for this process only", self.path, error
-            )
+            log.warning("tuned rows cannot be written to %s (%s); they last for this process only", self.path, error)
             return False
         return True
 
