@@ -196,7 +196,9 @@ def _show(report: dict[str, Any]) -> None:
         ">ratio",
         "framework's kernel",
     )
-    show_table(columns, rows, title="One training step, kernel by kernel, each timed alone beside the framework's")
+    title = "One training step, kernel by kernel, each timed alone beside the framework's"
+    replayed = any(row["graph"] for row in report["layers"])
+    show_table(columns, rows, title=title + (" (replays of a captured graph)" if replayed else ""))
     rows = [
         (
             s["how"],
