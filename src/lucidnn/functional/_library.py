@@ -30,18 +30,25 @@ from ..core.target import Target
 
 library = torch.library.Library("lucidnn", "DEF")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Looked up once: they are asked on every call.
+_is_compiling, _transform, _trace = (
+    torch.compiler.is_compiling,
+    _functorch.peek_interpreter_stack,
+    torch._C._get_tracing_state,
+)
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _plans: dict[Any, Callable[..., Any]] = {}
 
 
 def unseen(tensors: Sequence[Any]) -> bool:
     """Whether no part of the framework needs to see a call on these tensors (None entries are skipped)."""
     if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or _functorch.peek_interpreter_stack() is not None
+        _is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _transform() is not None
         or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
+        or _trace() is not None
     ):
         return False
     for t in tensors:  # noqa: SIM110  (a loop is twice as fast as all() over a generator)
