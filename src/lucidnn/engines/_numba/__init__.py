@@ -31,7 +31,7 @@ about a microsecond each. Many small integers are best packed into one int64 par
 from .epilogue import ACTIVATIONS, activate, activate_grad
 from .jit import cache_directory, jitable, kernel, separate
 from .memory import accumulator, cast, load, pointer, store, token
-from .pool import launch, launch_tasks, threads
+from .pool import launch, launch_tasks, threads, worthwhile
 
 __all__ = [
     "ACTIVATIONS",
@@ -50,4 +50,5 @@ __all__ = [
     "store",
     "threads",
     "token",
+    "worthwhile",
 ]

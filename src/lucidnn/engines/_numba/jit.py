@@ -191,7 +191,7 @@ _provided: dict[tuple, str] = {}
 
 def _needs(library) -> set[tuple]:
     """What `call_separately` noted on a library and on those linked into it."""
-    found = set(getattr(library, "_lucidnn_needs", ()))
+    found: set[tuple] = set(getattr(library, "_lucidnn_needs", ()))
     for linked in library._linking_libraries:
         found |= _needs(linked)
     return found

@@ -33,6 +33,8 @@ from numba.extending import intrinsic
 
 from .jit import call_separately
 
+GRAIN = 250_000  # operations that outweigh waking another thread
+
 # The name compiled kernels refer to; cached machine code is linked to it anew in each process.
 _SYMBOL = "lucidnn_parallel"
 
@@ -102,6 +104,11 @@ if hasattr(os, "register_at_fork"):
 def threads() -> int:
     """How many threads a kernel may use now: torch's setting, or 1 in a forked child."""
     return 1 if _forked else torch.get_num_threads()
+
+
+def worthwhile(operations: float, limit: int) -> int:
+    """Threads, at most `limit`, for work of so many operations: each should have some 10 µs of it."""
+    return max(1, min(limit, int(operations // GRAIN)))
 
 
 def pool_name() -> str:

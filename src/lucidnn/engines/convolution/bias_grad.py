@@ -127,7 +127,8 @@ class _Plan:
             joined.insert(0, (1, 0))
         sizes, strides = zip(*joined, strict=True)
         lines = batch * sizes[0] * sizes[1]
-        wanted = 4 * problem.target.processors
+        wanted = 4 * nb.worthwhile(20 * dy.numel, problem.target.processors)
+        wanted = 1 if wanted == 4 else wanted
         if self.last and lines < wanted and sizes[1] == 1 and sizes[2] >= wanted:
             # One long line an image: cut it so that there is something to share out.
             cut = math.gcd(sizes[2], 1 << 10) if sizes[2] % 2 == 0 else 1

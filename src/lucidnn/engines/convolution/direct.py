@@ -260,7 +260,7 @@ class _Plan:
         source, target = (g.x, g.y) if forward else (g.y, g.x)
         self.acc = "f64" if "f64" in (source.dtype, target.dtype) else "f32"
         self.itemsize = 8 if self.acc == "f64" else 4
-        self.processors = problem.target.processors
+        self.processors = nb.worthwhile(problem.flops, problem.target.processors)
         self.channels, self.filters = (g.C // g.G, g.K // g.G) if forward else (g.K // g.G, g.C // g.G)
         self.taps = math.prod(g.filter)
         self._block(g)

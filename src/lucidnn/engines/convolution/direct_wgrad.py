@@ -208,7 +208,7 @@ class _Plan:
         self.rows, self.columns, self.spans = rows, columns, spans(rows, columns)
         self.blocks = g.N * g.out_size[0] * -(-h // rows) * -(-w // columns)
         self.sums = aligned(g.G * self.panels * self.taps * self.channels * self.width, self.itemsize)
-        processors = problem.target.processors
+        processors = nb.worthwhile(problem.flops, problem.target.processors)
         copies = max(1, COPIES // (self.sums * self.itemsize))
         slabs = self.blocks * math.prod(self.spans) * self.channels * g.G
 

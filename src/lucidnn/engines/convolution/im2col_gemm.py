@@ -50,6 +50,7 @@ class _Layout:
     source_is_matrix: bool  # x can be used as the columns in place
     dense: dict[str, bool]  # role -> usable as a matrix in place, in this arrangement
     parts: dict[str, int]  # workspace: name -> elements
+    limit: int  # threads that the work outside the product is worth
 
     @property
     def taps(self) -> int:
@@ -63,6 +64,11 @@ class _Layout:
     @property
     def pixels(self) -> int:
         return math.prod(self.g.out_size)
+
+    @property
+    def threads(self) -> int:
+        """Threads for the passes outside the product, now."""
+        return min(nb.threads(), self.limit)
 
     @property
     def itemsize(self) -> int:
@@ -116,18 +122,20 @@ def _layout(problem) -> _Layout:
     if not usable["w"] or direction == "wgrad" and not bare:
         parts["w"] = g.w.numel
     columns = images * rows * pixels
+    # A step over an element costs about as much as twenty operations.
+    limit = nb.worthwhile(20 * g.N * pixels * max(depth, g.K), problem.target.processors)
     if direction == "dgrad":
         usable["x"] = plain and usable["x"] and bare
         if not usable["x"]:
             parts["columns"] = columns
-            parts["rows"] = im2col.fold_rows(g, problem.target.processors, by_pixel)
+            parts["rows"] = im2col.fold_rows(g, limit, by_pixel)
     elif not source_is_matrix:
         parts["columns"] = columns
     usable["y"] = usable["y"] and (direction != "fprop" or bare)
     if not usable["y"]:
         parts["y"] = images * g.K * pixels
     usable["w"] = "w" not in parts
-    return _Layout(g, acc, by_pixel, plain, images, rows, rows == depth, source_is_matrix, usable, parts)
+    return _Layout(g, acc, by_pixel, plain, images, rows, rows == depth, source_is_matrix, usable, parts, limit)
 
 
 def _carve(layout: _Layout, workspace: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -237,6 +245,7 @@ class _Finisher:
         values = [values[axis] for values in (shape, source, shift, add, target) for axis in order]
         self.table = torch.tensor([*values, int(z is not None)], dtype=torch.int64)
         epilogue = problem.epilogue
+        self.layout = layout
         self.scalars = torch.tensor([epilogue.alpha, epilogue.beta, epilogue.parameter], dtype=torch.float64)
         self.code = nb.ACTIVATIONS[epilogue.activation]
         self.like = nb.token(layout.acc)
@@ -253,7 +262,7 @@ class _Finisher:
             table = table.clone()
             table[self.image_at] = images
         im2col.finish(
-            nb.threads(),
+            self.layout.threads,
             table.data_ptr(),
             self.scalars.data_ptr(),
             source.data_ptr(),
@@ -312,10 +321,10 @@ def _forward(problem, layout: _Layout):
                     columns = parts["columns"]
                     at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
                     if layout.by_pixel:
-                        im2col.unfold_pixels(nb.threads(), *at, like, acc)
+                        im2col.unfold_pixels(layout.threads, *at, like, acc)
                         columns = columns[: images * layout.pixels * layout.depth].view(images, layout.pixels, -1)
                     else:
-                        im2col.unfold_channels(nb.threads(), *at, j0, j1 - j0, like, acc)
+                        im2col.unfold_channels(layout.threads, *at, j0, j1 - j0, like, acc)
                         columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
                 if layout.by_pixel:
                     flat = columns.view(images * layout.pixels, -1)
@@ -355,7 +364,6 @@ def _backward_data(problem, layout: _Layout):
     acc, out = nb.token(layout.acc), nb.token(g.x.dtype)
     z_at = problem.inputs.index("z") if z else None
     z_like = nb.token(z.dtype) if z else out
-    processors = problem.target.processors
     per_group = g.C // g.G * layout.taps
 
     def step(tensors, parts):
@@ -387,7 +395,7 @@ def _backward_data(problem, layout: _Layout):
                 if not layout.dense["x"]:
                     channels = (j1 - j0) // layout.taps
                     im2col.fold(
-                        min(nb.threads(), processors), table.data_ptr(), scalars.data_ptr(), columns.data_ptr(),
+                        layout.threads, table.data_ptr(), scalars.data_ptr(), columns.data_ptr(),
                         0 if z is None else z.data_ptr(), dx.data_ptr(), parts["rows"].data_ptr(),
                         n0, images, j0 // layout.taps, channels, layout.by_pixel, acc, z_like, out,
                     )  # fmt: skip
@@ -425,10 +433,10 @@ def _backward_filter(problem, layout: _Layout):
                     columns = parts["columns"]
                     at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
                     if layout.by_pixel:
-                        im2col.unfold_pixels(nb.threads(), *at, like, acc)
+                        im2col.unfold_pixels(layout.threads, *at, like, acc)
                         columns = columns[: images * layout.pixels * layout.depth]
                     else:
-                        im2col.unfold_channels(nb.threads(), *at, j0, j1 - j0, like, acc)
+                        im2col.unfold_channels(layout.threads, *at, j0, j1 - j0, like, acc)
                         columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
                 if layout.by_pixel:
                     flat, right = gradient.reshape(-1, g.K), columns.reshape(images * layout.pixels, -1)
