@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda v, p: F.gelu(v, approximate="tanh"),
     "softplus": lambda v, p: F.softplus(v, threshold=700.0),
     "hardswish": lambda v, p: F.hardswish(v),
-    "hardsigmoid": lambda v, p: F.hardsigmoid(v),
+    "hardsigmoid": lambda v, p: (v + 3).clamp(0, 6) / 6,  # the framework's has a sixth in single precision
     "mish": lambda v, p: F.mish(v),
 }
 

@@ -20,17 +20,40 @@ Tensors = Mapping[str, TensorDescriptor]
 
 
 def like(t: TensorDescriptor, dtype: str | None = None) -> TensorDescriptor:
-    """A dense tensor of the same shape: the same strides where they are dense (in any order), else row-major.
+    """A dense tensor of the same shape, its axes in the order that `t` has them in memory, as the framework does.
 
     Examples
     --------
     >>> like(TensorDescriptor.make("bf16", (2, 8, 4, 4), "nhwc"))
     TensorDescriptor('bf16[2,8,4,4]@nhwc')
-    >>> like(TensorDescriptor("f32", (2, 3), (9, 1)))
-    TensorDescriptor('f32[2,3]@nc')
+    >>> like(TensorDescriptor("f32", (2, 3), (9, 1))), like(TensorDescriptor("f32", (2, 3), (1, 9)))
+    (TensorDescriptor('f32[2,3]@nc'), TensorDescriptor('f32[2,3]@(1,2)'))
     """
-    dense = t.span == t.numel and not t.is_overlapping
-    return TensorDescriptor(dtype or t.dtype, t.shape, t.strides if dense else None)  # type: ignore[arg-type]
+    strides = t.strides
+    if t.span != t.numel or t.is_overlapping:
+        dense, step = {}, 1
+        for axis in _order(t):
+            dense[axis] = step
+            step *= max(t.shape[axis], 1)
+        strides = tuple(dense[axis] for axis in range(t.ndim))
+    return TensorDescriptor(dtype or t.dtype, t.shape, strides)
+
+
+def _order(t: TensorDescriptor) -> list[int]:
+    """Axes from the innermost out: by stride, then size; an expanded axis (stride 0) compares with no other."""
+    order = [*reversed(range(t.ndim))]
+    for i in range(1, t.ndim):
+        at = i
+        for before in reversed(range(i)):
+            (a, b), (inner, outer) = (order[before], order[at]), (t.strides[order[before]], t.strides[order[at]])
+            if 0 in (inner, outer):
+                continue
+            if inner < outer:
+                break
+            if inner > outer or t.shape[a] > t.shape[b]:
+                order[before], order[at] = b, a
+                at = before
+    return order
 
 
 def _check_floating(tensors: Tensors) -> None:
