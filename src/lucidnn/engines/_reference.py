@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ..core.problem import Problem
+
 _SQRT_HALF = math.sqrt(0.5)
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -135,3 +137,14 @@ def activate_grad(name: str, p: float, v: Any, dy: Any) -> Any:
     if name == "hardsigmoid":
         return torch.where((v <= -3) | (v >= 3), 0.0, dy / 6.0)
     return dy * _SLOPES[name](p, v)
+
+
+def finish(problem: Problem, result: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The epilogue, in the type of the result: ``act(alpha * result + beta * z + bias)``."""
+    e = problem.epilogue
+    result = e.alpha * result
+    if "z" in inputs:
+        result = result + e.beta * inputs["z"]
+    if "bias" in inputs:
+        result = result + inputs["bias"].reshape(1, -1, *[1] * (result.ndim - 2))
+    return activate(e.activation, e.parameter, result)

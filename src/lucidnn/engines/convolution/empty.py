@@ -11,7 +11,7 @@ import torch
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from .reference import finish
+from .._reference import finish
 
 
 class ConvEmpty(Engine):

@@ -20,7 +20,7 @@ from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
-from .._reference import activate
+from .._reference import finish
 
 
 class ConvReference(Engine):
@@ -52,17 +52,6 @@ class ConvReference(Engine):
         return run
 
 
-def finish(problem: Problem, result: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The epilogue: ``act(alpha * result + beta * z + bias)``."""
-    e = problem.epilogue
-    result = e.alpha * result
-    if "z" in inputs:
-        result = result + e.beta * inputs["z"]
-    if "bias" in inputs:
-        result = result + inputs["bias"].reshape(1, -1, *[1] * (result.ndim - 2))
-    return activate(e.activation, e.parameter, result)
-
-
 def _sum(problem: Problem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """What stands in the formulas before the epilogue, in float64 and logical order."""
     if problem.op.name == "conv_bgrad":
@@ -82,11 +71,12 @@ def _sum(problem: Problem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     def grouped(t: torch.Tensor) -> torch.Tensor:  # (N, channels, D, H, W) to (N, groups, channels, points)
         return t.reshape(t.shape[0], g.G, t.shape[1] // g.G, math.prod(t.shape[2:]))
 
-    def taps() -> Iterator[tuple[tuple[int, int, int], tuple[slice, ...]]]:
+    def taps() -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
         """Every filter tap, and the points of the padded input that it meets."""
         for tap in itertools.product(*map(range, g.filter)):
             starts = [t * d for t, d in zip(tap, g.dilation, strict=True)]
-            yield tap, tuple(slice(a, a + (q - 1) * s + 1, s) for a, q, s in zip(starts, g.out_size, g.stride, strict=True))
+            axes = zip(starts, g.out_size, g.stride, strict=True)
+            yield tap, tuple(slice(a, a + (q - 1) * s + 1, s) for a, q, s in axes)
 
     if problem.op.name == "conv_fprop":
         x, w = padded(in_three(inputs["x"])), in_three(inputs["w"])
@@ -110,4 +100,3 @@ def _sum(problem: Problem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         product = (dy @ grouped(x[(..., *where)]).transpose(2, 3)).sum(0)
         dw[(..., *tap)] = product.reshape(g.K, g.C // g.G)
     return dw.reshape(g.w.shape)
-
