@@ -34,7 +34,11 @@ def _math(t: torch.Tensor) -> str:
     from ..core.settings import current
 
     allowed = current().allow_tf32
-    return "tf32" if (torch._C._get_cudnn_allow_tf32() if allowed is None else allowed) else "ieee"
+    if (
+        allowed is None
+    ):  # right whichever of the framework's two interfaces was used, and 0.1 us, not 1 as the public one
+        allowed = torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+    return "tf32" if allowed else "ieee"
 
 
 def _attributes(stride: Any, padding: Any, dilation: Any, groups: int) -> dict[str, Any]:
@@ -195,6 +199,11 @@ def _padding(
     return tuple(n for p in tuple_of(padding, ndim, "padding") for n in (p, p))
 
 
+def _cast(t: Any, dtype: torch.dtype) -> Any:
+    """As autocast does it: float64 is left alone."""
+    return t if t is None or t.dtype == torch.float64 else t.to(dtype)
+
+
 def _convolution(ndim, input, weight, bias, stride, padding, dilation, groups, activation, parameter, engine):
     for name, t in (("input", input), ("weight", weight)):
         if not isinstance(t, torch.Tensor):
@@ -217,9 +226,7 @@ def _convolution(ndim, input, weight, bias, stride, padding, dilation, groups, a
     device = input.device.type
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        input, weight, bias = (
-            t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (input, weight, bias)
-        )
+        input, weight, bias = (_cast(t, dtype) for t in (input, weight, bias))
     given = (ndim, stride, padding, dilation, groups, activation, parameter, engine)
     attributes = None
     if padding != "same" and not torch.compiler.is_compiling():

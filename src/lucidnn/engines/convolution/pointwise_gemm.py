@@ -48,7 +48,7 @@ class PointwiseGemm(Engine):
             r.require("first" not in layouts, "channels-last tensors or a single point", g.x.layout)
         if problem.target.is_gpu and tensors[0].dtype == "f32":
             # BLAS follows a flag of its own; asked for here so that the mode of the problem is kept.
-            allowed = "tf32" if torch._C._get_cublas_allow_tf32() else "ieee"
+            allowed = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
             r.require(allowed == problem.math, f"the framework's matrix products in {problem.math} arithmetic", allowed)
         return r
 
