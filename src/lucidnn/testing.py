@@ -28,14 +28,7 @@ _POISON = 0xFF  # every float type reads these bytes as NaN
 
 # Unit roundoff of what an operand or result is rounded to.
 EXACT = ("u8", "i32", "i64")
-_ROUNDOFF = {
-    "f64": 2.0**-53,
-    "f32": 2.0**-24,
-    "f16": 2.0**-11,
-    "bf16": 2.0**-8,
-    "f8e4m3": 2.0**-4,
-    "f8e5m2": 2.0**-3,
-}
+_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
 
 
 def tolerance(problem: Problem, role: str) -> float:
@@ -140,10 +133,7 @@ def disagreement(
             if float(excess.flatten()[worst]) > 0:
                 place = [worst // math.prod(ref.shape[i + 1 :]) % n for i, n in enumerate(ref.shape)]
                 found = float(outputs[role][tuple(place)])
-                return (
-                    errors,
-                    f"{role}: element {place} is {found:.7g}, should be {float(ref[tuple(place)]):.7g}",
-                )
+                return (errors, f"{role}: element {place} is {found:.7g}, should be {float(ref[tuple(place)]):.7g}")
     return errors, ""
 
 
@@ -206,10 +196,7 @@ def run_guarded(
     for role, t in described.items():
         given[role], buffers[role] = allocate(t, device, poison=True)
     outputs = {role: given[role] for role in problem.outputs}
-    run(
-        (*(inputs[r] for r in problem.inputs), *outputs.values()),
-        given["workspace"] if workspace_size else None,
-    )
+    run((*(inputs[r] for r in problem.inputs), *outputs.values()), given["workspace"] if workspace_size else None)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     for role, buffer in buffers.items():
@@ -268,8 +255,7 @@ def verify(problem: Problem, engine: Engine, config: Config, device: Any, seed: 
         if not torch.equal(buffer, before[role]):
             faults.append(f"changed its input {role}, or memory around it")
     for role, out in outputs.items():
-        first, second = (t.reshape(-1).contiguous().view(torch.uint8) for t in (out, again[role]))
-        same = torch.equal(first, second)
-        if not same and "nondeterministic" not in engine.notes:
+        a, b = (t.reshape(-1).contiguous().view(torch.uint8) for t in (out, again[role]))
+        if not torch.equal(a, b) and "nondeterministic" not in engine.notes:
             faults.append(f"two runs differ in {role}")
     return Check(errors, next(filter(None, faults), ""))

@@ -61,7 +61,7 @@ class Problem:
 
     @classmethod
     def create(
-        cls, op: Operation, tensors: Tensors, target: Target, epilogue: Epilogue = Epilogue(), math: str = ""
+        cls, op: Operation, tensors: Tensors, target: Target, epilogue: Epilogue = Epilogue(), math: str | None = None
     ) -> Self:
         """Check everything, fill in what is left out (outputs, rank-dependent defaults) and put the roles in order.
 
@@ -162,7 +162,7 @@ class Problem:
         epilogue = Epilogue(given.get("alpha", 1.0), given.get("beta", 0.0), *given.get("act", ()))
         on = given.get("on") or target or Target.parse("cpu")
         try:
-            return cls.create(kind(**attributes), tensors, on, epilogue, given.get("math", ""))
+            return cls.create(kind(**attributes), tensors, on, epilogue, given.get("math"))
         except InvalidArgument as error:
             word = _WORDS.get(error.argument, error.argument)
             if word == "beta" and word not in starts:  # z is there alone

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _functorch
+from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 
 from ..core import plan as planning
@@ -151,7 +151,7 @@ class Differentiable(torch.autograd.Function):
 
 
 # `Function.apply` first looks for functorch wrappers, for several microseconds; `unseen` has done that already.
-_apply = super(torch.autograd.Function, Differentiable).apply
+_apply = super(torch.autograd.Function, Differentiable).apply  # type: ignore[misc]
 
 
 def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation, dict[str, Any]]]) -> Any:

@@ -60,7 +60,8 @@ def _bwd_backward(needs, args, outputs, grads):
 
 
 pointwise_fwd = Op(
-    "pointwise_fwd(Tensor x, Tensor? bias, Tensor? z, float alpha, float beta, str activation, float parameter) -> Tensor",
+    "pointwise_fwd(Tensor x, Tensor? bias, Tensor? z, float alpha, float beta, str activation, float parameter) "
+    "-> Tensor",
     3,
     _fwd_kernel,
     lambda x, bias, z, alpha, beta, activation, parameter: _dense_like(x),

@@ -3,7 +3,8 @@ r"""Convolution in 1, 2 and 3 dimensions: forward, data gradient, filter gradien
 With stride s, dilation d, padding (before) p and G groups, each output of group g is (cross-correlation, as every
 framework means it; one axis shown)
 
-.. math::  y[n, k, q] = \mathrm{act}\Big(\alpha \sum_{c, s'} x[n, g C/G + c,\; q s - p + s' d] \; w[k, c, s'] + \beta z[n,k,q] + b[k]\Big)
+.. math::  y[n, k, q] = \mathrm{act}\Big(\alpha \sum_{c, s'} x[n, g C/G + c,\; q s - p + s' d] \; w[k, c, s']
+           + \beta z[n,k,q] + b[k]\Big)
 
 where x is 0 outside its bounds. ``conv_dgrad`` and ``conv_wgrad`` are the gradients of the sum by x and by w:
 
@@ -18,16 +19,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import ClassVar
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
-from ..core.operation import INT, INTS, PADS, Epilogue, Operation, attribute
+from ..core.operation import INT, INTS, PADS, Epilogue, Operation, Tensors, attribute
 from ..core.problem import Problem
 from .activation import check_activation
 
-Tensors = Mapping[str, TensorDescriptor]
 AXES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 BLEND = frozenset({"alpha", "beta"})
 
@@ -47,6 +47,23 @@ def output_layout(shape: tuple[int, ...], *sources: TensorDescriptor) -> str:
     """Layout of a result: channels last where one of the sources is, as the frameworks do."""
     last = next((t.layout for t in sources if t.is_channels_last and t.ndim == len(shape)), "")
     return last if len(shape) > 2 else ""
+
+
+def three(values: Iterable[int], fill: int) -> tuple[int, int, int]:
+    """Up to three spatial values as (D, H, W), the missing ones in front filled in.
+
+    Examples
+    --------
+    >>> three((6, 7), 1)
+    (1, 6, 7)
+    """
+    d, h, w = (fill, fill, *values)[-3:]
+    return d, h, w
+
+
+def five_strides(t: TensorDescriptor) -> tuple[int, ...]:
+    """Strides for (N, C, D, H, W); 0 for an axis that is not there."""
+    return (*t.strides[:2], *three(t.strides[2:], 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +104,9 @@ class _Convolution(Operation):
         first, second = (tensors[role] for role in self.inputs)
         for role in self.inputs:
             if tensors[role].ndim not in (3, 4, 5):
-                raise InvalidArgument(role, str(tensors[role]), "3, 4 or 5 axes: batch or filters, channels, 1 to 3 spatial")
+                raise InvalidArgument(
+                    role, str(tensors[role]), "3, 4 or 5 axes: batch or filters, channels, 1 to 3 spatial"
+                )
         if second.ndim != first.ndim:
             role = self.inputs[1]
             raise InvalidArgument(role, str(second), f"{first.ndim} axes as {self.inputs[0]}={first} has")
@@ -123,8 +142,8 @@ class _Convolution(Operation):
         if w.shape[0] % self.groups:
             raise InvalidArgument("groups", self.groups, f"a divisor of {self.w_role}'s {w.shape[0]} filters")
         if w.shape[1] * self.groups != x.shape[1]:
-            expected = f"{x.shape[1] // self.groups} channels in each filter ({self.x_role} has {x.shape[1]} in {self.groups} group(s))"
-            raise InvalidArgument(self.w_role, str(w), expected)
+            have = f"{self.x_role} has {x.shape[1]} in {self.groups} group(s)"
+            raise InvalidArgument(self.w_role, str(w), f"{x.shape[1] // self.groups} channels in each filter ({have})")
         if min(w.shape[2:]) < 1:
             raise InvalidArgument(self.w_role, str(w), "filter sizes >= 1")
         sizes = self.output_sizes(x, w)
@@ -132,7 +151,9 @@ class _Convolution(Operation):
             if sizes[axis] < 1:
                 have = x.shape[2 + axis] + sum(self.padding[axis])
                 need = self.dilation[axis] * (w.shape[2 + axis] - 1) + 1
-                raise InvalidArgument(self.x_role, str(x), f"at least {need} points along {name} with padding (it has {have})")
+                raise InvalidArgument(
+                    self.x_role, str(x), f"at least {need} points along {name} with padding (it has {have})"
+                )
         expected = (x.shape[0], w.shape[0], *sizes)
         if y.shape != expected:
             raise InvalidArgument(self.y_role, str(y), f"shape {list(expected)}")
@@ -147,7 +168,9 @@ class _Convolution(Operation):
         if bias := tensors.get("bias"):
             kinds = {tensors[self.inputs[0]].dtype, out.dtype, "f32"}
             if bias.shape != (out.shape[1],) or bias.dtype not in kinds:
-                raise InvalidArgument("bias", str(bias), f"shape [{out.shape[1]}], one a filter, of type {' or '.join(sorted(kinds))}")
+                raise InvalidArgument(
+                    "bias", str(bias), f"shape [{out.shape[1]}], one a filter, of type {' or '.join(sorted(kinds))}"
+                )
 
     def flops(self, tensors: Tensors) -> float:
         w, y = tensors[self.w_role], tensors[self.y_role]
@@ -285,18 +308,10 @@ class Geometry:
         if not isinstance(op, _Convolution):
             raise TypeError(f"{op.name} has no convolution geometry")
         x, w, y = (problem[role] for role in (op.x_role, op.w_role, op.y_role))
-
-        def three(values, fill):
-            values = tuple(values)
-            return (fill,) * (3 - len(values)) + values
-
-        def five(t: TensorDescriptor) -> tuple[int, ...]:
-            return (*t.strides[:2], *three(t.strides[2:], 0))
-
         before, after = zip(*op.padding, strict=True)
         return cls(
             x, w, y, x.shape[0], x.shape[1], w.shape[0], op.groups,
             three(x.shape[2:], 1), three(w.shape[2:], 1), three(y.shape[2:], 1),
             three(op.stride, 1), three(before, 0), three(after, 0), three(op.dilation, 1),
-            five(x), five(w), five(y),
+            *map(five_strides, (x, w, y)),
         )  # fmt: skip

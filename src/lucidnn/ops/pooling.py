@@ -1,6 +1,7 @@
 r"""Maximum pooling in 1, 2 and 3 dimensions, forward with the place of each maximum, and backward by it.
 
-.. math::  y[n, c, q] = \max_{s'} x[n, c, q s - p + s' d] \qquad dx[n, c, h] = \sum_{q:\, \mathrm{argmax}(q) = h} dy[n, c, q]
+.. math::  y[n, c, q] = \max_{s'} x[n, c, q s - p + s' d] \qquad
+           dx[n, c, h] = \sum_{q:\, \mathrm{argmax}(q) = h} dy[n, c, q]
 
 Points outside x take no part. Among equal values the first in window order (D, H, W) wins; NaN counts as the largest.
 An output axis has ``(in + before + after - d (window - 1) - 1) // s + 1`` points, rounded up instead with `ceil_mode`,
@@ -14,16 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
-from ..core.operation import BOOL, INTS, NAME, PADS, Epilogue, Operation, attribute
+from ..core.operation import BOOL, INTS, NAME, PADS, Epilogue, Operation, Tensors, attribute
 from ..core.problem import Problem
-from .convolution import AXES, output_layout
+from .convolution import AXES, five_strides, output_layout, three
 
-Tensors = Mapping[str, TensorDescriptor]
 INDEX_TYPES = ("none", "u8", "i32", "i64")
 
 
@@ -32,8 +31,10 @@ def pooled_size(size: int, window: int, stride: int, pads: tuple[int, int], dila
 
     Examples
     --------
-    >>> pooled_size(32, 2, 2, (0, 0), 1, False), pooled_size(5, 2, 2, (0, 0), 1, True), pooled_size(1, 1, 3, (0, 0), 1, True)
-    (16, 3, 1)
+    >>> pooled_size(32, 2, 2, (0, 0), 1, False), pooled_size(5, 2, 2, (0, 0), 1, True)
+    (16, 3)
+    >>> pooled_size(1, 1, 3, (0, 0), 1, True)
+    1
     """
     room = size + sum(pads) - dilation * (window - 1) - 1
     count = (-(-room // stride) if ceil_mode else room // stride) + 1
@@ -93,7 +94,9 @@ class _MaxPool(Operation):
         if self.index_type not in INDEX_TYPES:
             raise InvalidArgument("index_type", self.index_type, ", ".join(INDEX_TYPES))
         if self.index_type == "u8" and math.prod(values["window"]) > 256:
-            raise InvalidArgument("index_type", "u8", f"i32 or i64 for a window of {math.prod(values['window'])} points")
+            raise InvalidArgument(
+                "index_type", "u8", f"i32 or i64 for a window of {math.prod(values['window'])} points"
+            )
         return dataclasses.replace(self, **values)
 
     def is_default(self, name: str) -> bool:
@@ -174,7 +177,9 @@ class MaxPoolBwd(_MaxPool):
 
         sizes = tensors["dx"].shape[2:]
         place = torch.zeros(shape, dtype=torch.int64)
-        for axis, (n, r, s, p, d) in enumerate(zip(sizes, self.window, self.stride, self.padding, self.dilation, strict=True)):
+        for axis, (n, r, s, p, d) in enumerate(
+            zip(sizes, self.window, self.stride, self.padding, self.dilation, strict=True)
+        ):
             q = shape[2 + axis]
             start = (torch.arange(q) * s - p[0]).reshape(-1, *[1] * (len(sizes) - 1 - axis))
             first = ((-start).clamp(min=0) + d - 1) // d
@@ -215,16 +220,9 @@ class PoolGeometry:
         if not isinstance(op, _MaxPool):
             raise TypeError(f"{op.name} has no pooling geometry")
         x, y = problem[op.x_role], problem[op.y_role]
-
-        def three(values, fill):
-            values = tuple(values)
-            return (fill,) * (3 - len(values)) + values
-
-        def five(t: TensorDescriptor | None) -> tuple[int, ...]:
-            return (*t.strides[:2], *three(t.strides[2:], 0)) if t else (0,) * 5
-
+        index = problem.tensors.get("index")
         return cls(
             x, y, x.shape[0], x.shape[1], three(x.shape[2:], 1), three(op.window, 1), three(y.shape[2:], 1),
             three(op.stride, 1), three((p[0] for p in op.padding), 0), three(op.dilation, 1),
-            five(x), five(y), five(problem.tensors.get("index")),
+            five_strides(x), five_strides(y), five_strides(index) if index else (0,) * 5,
         )  # fmt: skip
