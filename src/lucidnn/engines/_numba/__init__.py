@@ -29,7 +29,7 @@ about a microsecond each. Many small integers are best packed into one int64 par
 """
 
 from .epilogue import ACTIVATIONS, activate, activate_grad
-from .jit import cache_directory, jitable, kernel, separate
+from .jit import cache_directory, exact_kernel, jitable, kernel, separate
 from .memory import accumulator, cast, load, pointer, store, token
 from .pool import launch, launch_tasks, threads, worthwhile
 
@@ -40,6 +40,7 @@ __all__ = [
     "activate_grad",
     "cache_directory",
     "cast",
+    "exact_kernel",
     "jitable",
     "kernel",
     "launch",

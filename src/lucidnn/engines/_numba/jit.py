@@ -160,7 +160,16 @@ def kernel(function):
     numba.core.registry.CPUDispatcher
         The compiled function; call it from Python or from another kernel.
     """
-    dispatcher = numba.njit(nogil=True, **_OPTIONS)(function)
+    return _dispatcher(function, _OPTIONS)
+
+
+def exact_kernel(function):
+    """Like `kernel`, for formulas that depend on the order of their operations: nothing is reassociated."""
+    return _dispatcher(function, _OPTIONS | {"fastmath": FASTMATH - {"reassoc"}})
+
+
+def _dispatcher(function, options):
+    dispatcher = numba.njit(nogil=True, **options)(function)
     dispatcher._cache = NullCache() if cache_directory() is None else _Cache(function)
     return dispatcher
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba.core import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload, register_jitable
 
 _TOKENS = {
@@ -120,6 +121,40 @@ def _bits_float(typingctx, bits):
     return types.float32(types.uint32), codegen
 
 
+def _converts_half() -> bool:
+    """Whether the processor itself converts float16; elsewhere LLVM would call a library that is not there."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+f16c" in features.split(",") or triple.startswith(("aarch64", "arm64"))
+
+
+@register_jitable
+def _half_to_float_by_bits(bits):
+    h = np.uint32(np.uint16(bits))
+    # The half's exponent and fraction, put where a float has them, are the value times 2**-112, subnormals included.
+    magnitude = (h & np.uint32(0x7FFF)) << np.uint32(13)
+    value = _float_bits(_bits_float(magnitude) * np.float32(2.0**112))
+    if (h & np.uint32(0x7C00)) == np.uint32(0x7C00):
+        value = magnitude | np.uint32(0x7F800000)
+    return _bits_float(value | ((h & np.uint32(0x8000)) << np.uint32(16)))
+
+
+@register_jitable
+def _float_to_half_by_bits(value):
+    bits = _float_bits(value)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    if magnitude > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00) | ((magnitude >> np.uint32(13)) & np.uint32(0x3FF))
+    elif magnitude >= np.uint32(0x47800000):
+        half = np.uint32(0x7C00)
+    elif magnitude < np.uint32(0x38800000):
+        # Adding a half pushes the fraction down to units of 2**-24, and the addition rounds to nearest even.
+        half = _float_bits(_bits_float(magnitude) + np.float32(0.5)) - np.uint32(0x3F000000)
+    else:
+        odd = (magnitude >> np.uint32(13)) & np.uint32(1)
+        half = (magnitude - np.uint32(112 << 23) + np.uint32(0xFFF) + odd) >> np.uint32(13)
+    return np.uint16(half | ((bits >> np.uint32(16)) & np.uint32(0x8000)))
+
+
 @register_jitable
 def _bfloat_to_float(bits):
     return _bits_float(np.uint32(np.uint32(np.uint16(bits)) << np.uint32(16)))
@@ -156,7 +191,7 @@ def _element(p):
 @overload(load, inline="always")
 def _load(p, i):
     if _element(p) == types.uint16:
-        return lambda p, i: _half_to_float(p[i])
+        return (lambda p, i: _half_to_float(p[i])) if _converts_half() else (lambda p, i: _half_to_float_by_bits(p[i]))
     if _element(p) == types.int16:
         return lambda p, i: _bfloat_to_float(p[i])
     return lambda p, i: p[i]
@@ -165,10 +200,14 @@ def _load(p, i):
 @overload(store, inline="always")
 def _store(p, i, value):
     element = _element(p)
-    if element == types.uint16:
+    if element == types.uint16 and _converts_half():
 
         def impl(p, i, value):
             p[i] = _float_to_half(np.float32(value))
+    elif element == types.uint16:
+
+        def impl(p, i, value):
+            p[i] = _float_to_half_by_bits(np.float32(value))
     elif element == types.int16:
 
         def impl(p, i, value):

@@ -11,13 +11,16 @@ traffic and, for the activations with an exponential, the arithmetic. No limits 
 """
 
 import numpy as np
-from numba.extending import register_jitable
+from numba.core import types
+from numba.extending import overload, register_jitable
 
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
 from .. import _numba as nb
+from .._numba import vector as nv
+from .._numba import vector_math as vm
 from .._numba.stack import stack
 from ._loops import merged
 
@@ -114,7 +117,42 @@ def _map_grad(code, p, count, v, dy):
         v[i] = nb.activate_grad(code, p, v[i], dy[i])
 
 
-@nb.kernel
+def _map_any(code, p, count, v):
+    """Activations with an exponential: on vectors where there are such, else one value at a time."""
+    raise NotImplementedError("works inside a kernel only")
+
+
+def _map_any_grad(code, p, count, v, dy):
+    """Their gradients."""
+    raise NotImplementedError("works inside a kernel only")
+
+
+@overload(_map_any)
+def _map_any_impl(code, p, count, v):
+    if v.dtype != types.float32:
+        return _map
+
+    def impl(code, p, count, v):
+        for i in range(0, count, nv.LANES):  # what lies past `count` in the block is never looked at
+            nv.write(v, i, 1, vm.activate(code, p, nv.read_all(v, i)), nv.LANES)
+
+    return impl
+
+
+@overload(_map_any_grad)
+def _map_any_grad_impl(code, p, count, v, dy):
+    if v.dtype != types.float32:
+        return _map_grad
+
+    def impl(code, p, count, v, dy):
+        for i in range(0, count, nv.LANES):
+            slope = vm.activate_grad(code, p, nv.read_all(v, i), nv.read_all(dy, i))
+            nv.write(v, i, 1, slope, nv.LANES)
+
+    return impl
+
+
+@nb.exact_kernel
 def _activate(code, p, count, v):
     """The activation of a block. A loop for each, so that the choice is made outside."""
     if code == 1:
@@ -128,10 +166,10 @@ def _activate(code, p, count, v):
     elif code == 12:
         _map(12, p, count, v)
     elif code != 0:
-        _map(code, p, count, v)  # the arithmetic costs more than the choice
+        _map_any(code, p, count, v)
 
 
-@nb.kernel
+@nb.exact_kernel
 def _activate_grad(code, p, count, v, dy):
     """The gradient of a block: v holds the activation's input, then dx."""
     if code == 1:
@@ -144,8 +182,10 @@ def _activate_grad(code, p, count, v, dy):
         _map_grad(11, p, count, v, dy)
     elif code == 12:
         _map_grad(12, p, count, v, dy)
+    elif code == 0:
+        _map_grad(0, p, count, v, dy)
     else:
-        _map_grad(code, p, count, v, dy)
+        _map_any_grad(code, p, count, v, dy)
 
 
 @nb.kernel
@@ -220,7 +260,8 @@ class Blocked(Engine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         loops = merged(problem)
-        arithmetic = 0.2e-9 if problem.epilogue.activation in ("identity", "relu") else 3e-9
+        simple = ("identity", "relu", "clipped_relu", "leaky_relu", "hardswish", "hardsigmoid")
+        arithmetic = 0.2e-9 if problem.epilogue.activation in simple else 0.8e-9
         blocks = loops.rows * -(-loops.sizes[-1] // BLOCK)
         seconds = problem.items[0][1].numel * arithmetic + blocks * 20e-9  # measured
         return roofline(problem, flops=0.0) + seconds / problem.target.processors
