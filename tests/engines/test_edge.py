@@ -33,9 +33,7 @@ TARGETS = {
     "cuda": Target.of("cuda") if torch.cuda.is_available() else Target.parse("cuda:sm_90"),
 }
 LINES = {kind: [p for f in FILES for p in read_problems(f, target)] for kind, target in TARGETS.items()}
-ENGINES = [
-    (engine, kind) for engine in registry.engines().values() for kind in TARGETS if kind in engine.targets
-]
+ENGINES = [(engine, kind) for engine in registry.engines().values() for kind in TARGETS if kind in engine.targets]
 
 
 def short(problem: Problem) -> str:
@@ -51,10 +49,7 @@ def cases(kind: str) -> list:
                 continue
             configs = len(engine.configs(problem))
             every = range(configs) if kind == "cpu" else {0, number % configs}
-            found += [
-                pytest.param(engine, i, problem, id=f"{engine.name}#{i} {short(problem)}")
-                for i in sorted(every)
-            ]
+            found += [pytest.param(engine, i, problem, id=f"{engine.name}#{i} {short(problem)}") for i in sorted(every)]
     return found
 
 
@@ -91,11 +86,7 @@ def _compile(task: tuple[str, int, str]) -> str:
 def compiled(request) -> None:
     """What the selected GPU tests need, compiled by all processors at once."""
     tasks = {
-        (
-            item.callspec.params["engine"].name,
-            item.callspec.params["number"],
-            item.callspec.params["problem"].text,
-        )
+        (item.callspec.params["engine"].name, item.callspec.params["number"], item.callspec.params["problem"].text)
         for item in request.session.items
         if item.path == Path(__file__) and item.originalname == "test_cuda"
     }

@@ -129,7 +129,9 @@ class BiasGradTriton(TritonEngine):
             config = {"BLOCK_P": pixels, "BLOCK_C": channels, "num_warps": 4, "num_stages": 2}
             blocks = -(-view.k // channels)
             split = min(4 * problem.target.processors // blocks, view.steps({**config}) // 4, MOST_PARTS)
-            found.append({**config, "SPLIT_K": max(split, 1)})
+            config["SPLIT_K"] = max(split, 1)
+            if config not in found:
+                found.append(config)
         return found
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
