@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import tempfile
 import time
@@ -83,7 +84,10 @@ def _run(
         torch.set_num_threads(threads)
     where = device_of(device)
     place = json_place(out)
-    here = environment(where, commit)
+    load = os.getloadavg()[0]
+    here: dict[str, Any] = {**environment(where, commit), "load": round(load, 2)}
+    if load > torch.get_num_threads() / 2:
+        click.echo(f"-- this machine is busy (load {load:.1f}): times will say little", err=True)
     click.echo("  ".join(f"{name} {value}" for name, value in here.items()))
     if place is None:
         RESULTS.mkdir(exist_ok=True)

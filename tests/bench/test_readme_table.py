@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import json
 from pathlib import Path
@@ -145,6 +146,10 @@ def test_a_line_that_is_no_result_is_named(tmp_path, results, capsys):
     (results / "bad.jsonl").write_text('{"suite": "step"}\n')
     assert written(tmp_path, results, "")[0] == 2
     assert f"{results / 'bad.jsonl'}:1: not a result" in capsys.readouterr().err
+
+
+def test_its_examples():
+    assert doctest.testmod(readme_table).failed == 0
 
 
 def test_the_readme_of_this_repository_is_up_to_date():

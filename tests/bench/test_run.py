@@ -68,6 +68,18 @@ def test_a_suite_has_a_file_of_its_own_by_machine(tmp_path, monkeypatch):
     assert len(file.read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize(("load", "busy"), [(5.0, True), (0.1, False)])
+def test_a_busy_machine_is_said_and_written_down(tmp_path, monkeypatch, load, busy):
+    monkeypatch.setattr(run.os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(
+        importlib.import_module("benchmarks.suite_import"), "results", lambda _: [{"name": "a", "seconds": 1.0}]
+    )
+    file = tmp_path / "out"
+    answer = invoke("--suite", "import", "--device", "cpu", "--threads", torch.get_num_threads(), "--out", file)
+    assert ("this machine is busy (load 5.0)" in answer.stderr) is busy
+    assert json.loads(file.read_text())["environment"]["load"] == load
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
