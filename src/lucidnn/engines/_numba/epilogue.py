@@ -1,4 +1,4 @@
-"""The activations, one table for every CPU kernel: value and derivative by code.
+"""The activations of `lucidnn.ops.activation` for CPU kernels: value and derivative by code.
 
 =============  ====  ===============================================  ==================
 name           code  value at v (parameter p)                         p, the framework's default
@@ -33,24 +33,10 @@ import math
 
 from numba.extending import register_jitable
 
+from ...ops import activation
 from .memory import cast
 
-ACTIVATIONS = {
-    "identity": 0,
-    "relu": 1,
-    "clipped_relu": 2,
-    "leaky_relu": 3,
-    "elu": 4,
-    "sigmoid": 5,
-    "tanh": 6,
-    "silu": 7,
-    "gelu": 8,
-    "gelu_tanh": 9,
-    "softplus": 10,
-    "hardswish": 11,
-    "hardsigmoid": 12,
-    "mish": 13,
-}
+ACTIVATIONS = {name: row.code for name, row in activation.ACTIVATIONS.items()}
 
 _SQRT_HALF = math.sqrt(0.5)
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)

@@ -33,7 +33,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache, _CacheLocator
 from numba.extending import intrinsic, register_jitable
-from platformdirs import user_cache_dir
+
+from ...core import settings
 
 FASTMATH = {"contract", "reassoc", "nsz"}
 _OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
@@ -55,13 +56,11 @@ def _usable(directory: Path) -> bool:
 
 
 def _candidates() -> list[Path]:
-    named = os.environ.get("LUCIDNN_CACHE_DIR")
-    places = [Path(named)] if named else [Path(user_cache_dir("lucidnn", appauthor=False))]
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = str(os.getuid()) if hasattr(os, "getuid") else "user"
-    return [*(place / "numba" for place in places), Path(tempfile.gettempdir()) / f"lucidnn-{user}" / "numba"]
+    return [settings.current().directory() / "numba", Path(tempfile.gettempdir()) / f"lucidnn-{user}" / "numba"]
 
 
 @functools.cache
@@ -221,13 +220,13 @@ def call_separately(context, builder, dispatcher, argument_types, values):
     return value
 
 
-def separate(function):
-    """Like `kernel`, for large functions: kernels call its own machine code, compiled once, never inlined.
+def separate(function, exact: bool = False):
+    """Like `kernel` (or `exact_kernel`) for large functions: kernels call its machine code, compiled once, never inlined.
 
     Without this every kernel on a chain of calls compiles all those below it again. Called from kernels only; the
     module must keep the result under the function's own name.
     """
-    dispatcher = kernel(function)
+    dispatcher = exact_kernel(function) if exact else kernel(function)
 
     def typing(typingctx, *arguments):
         given = tuple(types.unliteral(argument) for argument in arguments)

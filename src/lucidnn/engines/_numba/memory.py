@@ -121,7 +121,7 @@ def _bits_float(typingctx, bits):
     return types.float32(types.uint32), codegen
 
 
-def _converts_half() -> bool:
+def converts_half() -> bool:
     """Whether the processor itself converts float16; elsewhere LLVM would call a library that is not there."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features.split(",") or triple.startswith(("aarch64", "arm64"))
@@ -191,7 +191,7 @@ def _element(p):
 @overload(load, inline="always")
 def _load(p, i):
     if _element(p) == types.uint16:
-        return (lambda p, i: _half_to_float(p[i])) if _converts_half() else (lambda p, i: _half_to_float_by_bits(p[i]))
+        return (lambda p, i: _half_to_float(p[i])) if converts_half() else (lambda p, i: _half_to_float_by_bits(p[i]))
     if _element(p) == types.int16:
         return lambda p, i: _bfloat_to_float(p[i])
     return lambda p, i: p[i]
@@ -200,7 +200,7 @@ def _load(p, i):
 @overload(store, inline="always")
 def _store(p, i, value):
     element = _element(p)
-    if element == types.uint16 and _converts_half():
+    if element == types.uint16 and converts_half():
 
         def impl(p, i, value):
             p[i] = _float_to_half(np.float32(value))

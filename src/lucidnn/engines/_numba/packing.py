@@ -13,6 +13,12 @@ Where the channels are not innermost in the tensor, squares of one vector's leng
 
 from __future__ import annotations
 
+import functools
+
+from numba.core import types
+from numba.extending import overload
+
+from . import vector, vector_math
 from .epilogue import activate
 from .jit import jitable, separate
 from .memory import address, cast, load, pointer, same_type, size_of, store
@@ -258,16 +264,41 @@ def finish_panel(panel, pixels, width, alpha, bias, acc):
             t[i] *= scale
 
 
-@separate
+def _activate_any(code, parameter, t, count):
+    """Any activation, in place: by vectors for float32, value by value for float64. Kernels only."""
+    raise NotImplementedError("_activate_any works inside a kernel only")
+
+
+@overload(_activate_any)
+def _activate_any_impl(code, parameter, t, count):
+    if t.dtype == types.float32:
+
+        def impl(code, parameter, t, count):
+            if code in vector_math.CODES:
+                for i in range(0, count, vector.LANES):  # the panel goes on past its last pixel
+                    v = vector_math.activate(code, parameter, vector.read_all(t, i))
+                    vector.write(t, i, 1, v, vector.LANES)
+            else:
+                for i in range(count):
+                    t[i] = activate(code, parameter, t[i])
+    else:
+
+        def impl(code, parameter, t, count):
+            for i in range(count):
+                t[i] = activate(code, parameter, t[i])
+
+    return impl
+
+
+@functools.partial(separate, exact=True)
 def activate_panel(panel, count, code, parameter, acc):
-    """In place: the activation of `count` values."""
+    """In place: the activation of the first `count` values of a panel."""
     t = pointer(panel, acc)
     if code == 1:
         for i in range(count):
             t[i] = cast(0, acc) if t[i] <= 0 else t[i]
     elif code != 0:
-        for i in range(count):
-            t[i] = activate(code, parameter, t[i])
+        _activate_any(code, parameter, t, count)
 
 
 @separate

@@ -19,6 +19,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_jitable, register_model
 
+from .memory import converts_half
+
 LANES = 16
 _I32, _I16 = ir.IntType(32), ir.IntType(16)
 _READ_AS = {types.uint16: types.float32, types.int16: types.float32, types.uint8: types.int32}
@@ -62,12 +64,50 @@ def _splat(builder, value):
     return builder.shuffle_vector(single, undefined, _numbers([0] * LANES))
 
 
+def _all(number: int) -> ir.Constant:
+    """A number in every lane."""
+    return ir.Constant(_vector(_I32), [number] * LANES)
+
+
+def _half_to_float(builder, v):
+    if converts_half():
+        return builder.fpext(builder.bitcast(v, _vector(ir.HalfType())), _vector(ir.FloatType()))
+    # As in `memory`: the half's exponent and fraction, where a float has them, are the value times 2^-112.
+    h = builder.zext(v, _vector(_I32))
+    magnitude = builder.shl(builder.and_(h, _all(0x7FFF)), _all(13))
+    scale = ir.Constant(_vector(ir.FloatType()), [2.0**112] * LANES)
+    value = builder.fmul(builder.bitcast(magnitude, _vector(ir.FloatType())), scale)
+    special = builder.icmp_unsigned(">=", magnitude, _all(0x7C00 << 13))
+    value = builder.select(special, builder.or_(magnitude, _all(0x7F800000)), builder.bitcast(value, _vector(_I32)))
+    sign = builder.shl(builder.and_(h, _all(0x8000)), _all(16))
+    return builder.bitcast(builder.or_(value, sign), _vector(ir.FloatType()))
+
+
+def _float_to_half(builder, v):
+    if converts_half():
+        return builder.bitcast(builder.fptrunc(v, _vector(ir.HalfType())), _vector(_I16))
+    bits = builder.bitcast(v, _vector(_I32))
+    magnitude = builder.and_(bits, _all(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(magnitude, _all(13)), _all(1))
+    rounded = builder.add(builder.sub(magnitude, _all((112 << 23) - 0xFFF)), odd)
+    half = builder.lshr(rounded, _all(13))
+    one_half = ir.Constant(_vector(ir.FloatType()), [0.5] * LANES)
+    pushed = builder.fadd(builder.bitcast(magnitude, _vector(ir.FloatType())), one_half)
+    small = builder.sub(builder.bitcast(pushed, _vector(_I32)), _all(0x3F000000))
+    half = builder.select(builder.icmp_unsigned("<", magnitude, _all(0x38800000)), small, half)
+    half = builder.select(builder.icmp_unsigned(">=", magnitude, _all(0x47800000)), _all(0x7C00), half)
+    quiet = builder.or_(builder.and_(builder.lshr(magnitude, _all(13)), _all(0x3FF)), _all(0x7E00))
+    half = builder.select(builder.icmp_unsigned(">", magnitude, _all(0x7F800000)), quiet, half)
+    sign = builder.and_(builder.lshr(bits, _all(16)), _all(0x8000))
+    return builder.trunc(builder.or_(half, sign), _vector(_I16))
+
+
 def _widen(builder, element, v):
     """From the type in memory to the type of the lanes."""
     if element == types.uint16:
-        return builder.fpext(builder.bitcast(v, _vector(ir.HalfType())), _vector(ir.FloatType()))
+        return _half_to_float(builder, v)
     if element == types.int16:
-        bits = builder.shl(builder.zext(v, _vector(_I32)), _numbers([16] * LANES))
+        bits = builder.shl(builder.zext(v, _vector(_I32)), _all(16))
         return builder.bitcast(bits, _vector(ir.FloatType()))
     return builder.zext(v, _vector(_I32)) if element == types.uint8 else v
 
@@ -75,13 +115,13 @@ def _widen(builder, element, v):
 def _narrow(builder, element, v):
     """From the type of the lanes to the type in memory."""
     if element == types.uint16:
-        return builder.bitcast(builder.fptrunc(v, _vector(ir.HalfType())), _vector(_I16))
+        return _float_to_half(builder, v)
     if element == types.int16:
-        bits, sixteen = builder.bitcast(v, _vector(_I32)), _numbers([16] * LANES)
-        kept = builder.lshr(bits, sixteen)
-        half = builder.add(builder.and_(kept, _numbers([1] * LANES)), _numbers([0x7FFF] * LANES))
-        rounded = builder.lshr(builder.add(bits, half), sixteen)
-        quiet = builder.or_(kept, _numbers([0x40] * LANES))
+        bits = builder.bitcast(v, _vector(_I32))
+        kept = builder.lshr(bits, _all(16))
+        half = builder.add(builder.and_(kept, _all(1)), _all(0x7FFF))
+        rounded = builder.lshr(builder.add(bits, half), _all(16))
+        quiet = builder.or_(kept, _all(0x40))
         is_nan = builder.fcmp_unordered("uno", v, v)
         return builder.trunc(builder.select(is_nan, quiet, rounded), _vector(_I16))
     wanted = _vector(ir.IntType(8)) if element == types.uint8 else _vector(_LLVM[element])
