@@ -1,4 +1,4 @@
-"""The cost model: seconds that grow with work, the larger of arithmetic and traffic, and the tail of a wave of tiles."""
+"""The cost model: seconds that grow with work, the larger of arithmetic and traffic, and the tail of a wave."""
 
 from __future__ import annotations
 

@@ -3,22 +3,20 @@
 `lucidnn.testing.verify` fills outputs and workspace with NaN, puts guard bands around everything, compares with the
 float64 reference, and runs twice. A test's name is the engine, the number of its configuration, and the problem line.
 
-On a CPU every configuration runs. On a GPU a variant is seconds of compilation, so each line runs the engine's first
+On a CPU every configuration runs. On a GPU a variant is a second of compilation, so each line runs the engine's first
 configuration and one other, a different one from line to line; all are compiled before the first test, in parallel.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
-import multiprocessing
-import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import precompile
 from lucidnn.core import registry
 from lucidnn.core.engine import NOTES
 from lucidnn.core.problem import Problem
@@ -55,7 +53,7 @@ def cases(kind: str) -> list:
 
 def check(engine, number: int, problem: Problem, device: str) -> None:
     config = engine.configs(problem)[number]
-    assert engine.cost(problem, config) > 0
+    assert 0 < engine.cost(problem, config) < float("inf")
     found = verify(problem, engine, config, torch.device(device))
     assert not found.fault, f"{engine.name} {config}: {found.fault}"
 
@@ -71,36 +69,18 @@ def test_cuda(engine, number, problem, compiled):
     check(engine, number, problem, "cuda")
 
 
-def _compile(task: tuple[str, int, str]) -> str:
-    """In a process of its own that sees no GPU: leaves the binaries in the compilers' disk caches."""
-    name, number, text = task
-    try:
-        problem, engine = Problem.parse(text), registry.get(name)
-        engine.build(problem, engine.configs(problem)[number])
-    except Exception as error:  # the test itself will meet it and report it
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 @pytest.fixture(scope="session")
-def compiled(request) -> None:
+def compiled(request, tmp_path_factory) -> None:
     """What the selected GPU tests need, compiled by all processors at once."""
-    tasks = {
-        (item.callspec.params["engine"].name, item.callspec.params["number"], item.callspec.params["problem"].text)
-        for item in request.session.items
-        if item.path == Path(__file__) and item.originalname == "test_cuda"
-    }
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), context) as pool:
-            list(pool.map(_compile, sorted(tasks), chunksize=4))
-    finally:
-        if hidden is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = hidden
+    wanted = [i.callspec.params for i in request.session.items if i.name.startswith("test_cuda[")]
+    tasks = {(p["engine"].name, p["number"], p["problem"].text) for p in wanted}
+    shared = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        shared = shared.parent
+    with precompile.one_at_a_time(shared / "compiled.lock"):
+        if not (shared / "compiled").exists():
+            precompile.compile_all(tasks)
+            (shared / "compiled").touch()
 
 
 @pytest.mark.parametrize("engine, kind", ENGINES, ids=[f"{e.name} {k}" for e, k in ENGINES])
