@@ -63,7 +63,7 @@ def command(
     else:
         _show_many(outcomes, len(problems))
     if place is not None:
-        rows = [dataclasses.asdict(o) | {"problem": str(o.problem)} for o in outcomes]
+        rows = [vars(o) | {"problem": str(o.problem)} for o in outcomes]
         places = {str(where): environment(where) for _, where in problems}
         write_json(place, {"environments": places, "rows": rows})
     ctx.exit(1 if any(o.fault for o in outcomes) else 0)
