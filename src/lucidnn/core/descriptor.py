@@ -24,7 +24,8 @@ DTYPES = {
 FLOATING = ("f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2")
 MAX_ALIGNMENT = 16  # bytes; the widest access a thread makes, and what every allocator guarantees
 
-derived = functools.partial(dataclasses.field, init=False, compare=False, repr=False)  # follows from other fields
+# A field that follows from the others; `__post_init__` sets it through vars(), past the lock of a frozen dataclass.
+derived = functools.partial(dataclasses.field, init=False, compare=False, repr=False)
 _SHORT = {long: short for short, (long, _) in DTYPES.items()}
 _LAYOUTS = {2: ("nc", ""), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 
@@ -96,9 +97,10 @@ def _derive(shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
     else:  # an axis of length one is never stepped along; stride 1 keeps the text form unique
         strides, layout = tuple(1 if n == 1 else s for n, s in zip(shape, strides, strict=True)), "strided"
     numel = math.prod(shape)
-    reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    axes = [*zip(shape, strides, strict=True)]
+    reach, distinct = sum((n - 1) * s for n, s in axes), math.prod(n if s or n == 0 else 1 for n, s in axes)
     known = {"strides": strides, "layout": layout, "is_contiguous": contiguous, "is_channels_last": channels_last}
-    known |= {"ndim": len(shape), "numel": numel, "span": 1 + reach if numel else 0}
+    known |= {"ndim": len(shape), "numel": numel, "distinct": distinct, "span": 1 + reach if numel else 0}
     return known | {"is_overlapping": _overlap(shape, strides)}
 
 
@@ -122,23 +124,22 @@ class TensorDescriptor:
     is_overlapping: bool = derived()  # whether two index tuples may name one element; such a tensor is no output
     ndim: int = derived()
     numel: int = derived()  # an expanded axis (stride 0) counted in full
+    distinct: int = derived()  # an expanded axis counted once
     span: int = derived()  # elements from the first to one past the last that an index reaches
     itemsize: int = derived()  # bytes
-    nbytes: int = derived()  # of the distinct elements: an expanded axis counts once
+    nbytes: int = derived()  # of the distinct elements
 
     def __post_init__(self):
         dtype, shape = short_dtype(self.dtype), tuple(int(n) for n in self.shape)
         strides = contiguous_strides(shape) if self.strides is None else tuple(int(s) for s in self.strides)
-        if any(n < 0 for n in shape):
+        if min(shape, default=0) < 0:
             raise InvalidArgument("shape", list(shape), "sizes >= 0")
-        if len(strides) != len(shape) or any(s < 0 for s in strides):
+        if len(strides) != len(shape) or min(strides, default=0) < 0:
             raise InvalidArgument("strides", list(strides), f"{len(shape)} strides >= 0, one for each axis")
         if self.alignment not in (1, 2, 4, 8, 16):
             raise InvalidArgument("alignment", self.alignment, "1, 2, 4, 8 or 16 bytes")
-        itemsize = DTYPES[dtype][1]
-        nbytes = itemsize * math.prod(n if s or n == 0 else 1 for n, s in zip(shape, strides, strict=True))
-        known = {"dtype": dtype, "shape": shape, "itemsize": itemsize, "nbytes": nbytes}
-        vars(self).update(known | _derive(shape, strides))  # past the lock of a frozen dataclass
+        known, itemsize = _derive(shape, strides), DTYPES[dtype][1]
+        vars(self).update(known, dtype=dtype, shape=shape, itemsize=itemsize, nbytes=itemsize * known["distinct"])
 
     @classmethod
     def make(cls, dtype: str, shape: Sequence[int], layout: str = "", alignment: int = 16) -> Self:

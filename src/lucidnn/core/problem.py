@@ -42,8 +42,6 @@ class Problem:
     epilogue: Epilogue
     math: str  # ieee, or tf32 where float32 operands may be rounded for the matrix units
     target: Target
-    text: str = derived()  # the line
-    tensors: Tensors = derived()  # role to descriptor, inputs first
     inputs: tuple[str, ...] = derived()  # roles read, in the order in which a plan takes them
     outputs: tuple[str, ...] = derived()  # roles written, in the order in which a plan takes or returns them
     is_empty: bool = derived()  # whether some tensor has no element
@@ -51,13 +49,10 @@ class Problem:
     bytes: float = derived()  # fewest that must move
 
     def __post_init__(self):
-        tensors = MappingProxyType(dict(self.items))
-        inputs = tuple(role for role in tensors if role not in self.op.outputs)
-        outputs = tuple(role for role in tensors if role in self.op.outputs)
-        empty, flops = any(t.numel == 0 for t in tensors.values()), self.op.flops(tensors)
-        known = {"tensors": tensors, "inputs": inputs, "outputs": outputs, "is_empty": empty}
-        vars(self).update(known, flops=flops, bytes=self.op.bytes(tensors))  # past the lock of a frozen dataclass
-        vars(self)["text"] = f"{self._text(self.items)} on={self.target}"
+        inputs = tuple(role for role, _ in self.items if role not in self.op.outputs)
+        outputs = tuple(role for role, _ in self.items if role in self.op.outputs)
+        known = {"inputs": inputs, "outputs": outputs, "is_empty": any(t.numel == 0 for _, t in self.items)}
+        vars(self).update(known, flops=self.op.flops(self.tensors), bytes=self.op.bytes(self.tensors))
 
     @classmethod
     def create(
@@ -101,6 +96,13 @@ class Problem:
 
     def __reduce__(self):  # without what is derived or cached: a read-only mapping does not pickle
         return type(self), (self.op, self.items, self.epilogue, self.math, self.target)
+
+    @functools.cached_property
+    def tensors(self) -> Tensors:
+        """Role to descriptor, inputs first."""
+        return MappingProxyType(dict(self.items))
+
+    text = functools.cached_property(lambda self: f"{self._text(self.items)} on={self.target}")  # the line
 
     def __str__(self) -> str:
         return self.text
@@ -165,6 +167,5 @@ class Problem:
             return cls.create(kind(**attributes), tensors, on, epilogue, given.get("math"))
         except InvalidArgument as error:
             word = _WORDS.get(error.argument, error.argument)
-            if word == "beta" and word not in starts:  # z is there alone
-                word = "z"
+            word = "z" if word == "beta" and word not in starts else word  # z is there alone
             raise ProblemSyntaxError(text, starts.get(word, words[0][0]), str(error)) from None

@@ -35,15 +35,13 @@ def engines() -> dict[str, Engine]:
     return _engines
 
 
-def _load() -> dict[str, Engine]:
+def _load() -> dict[str, Engine]:  # a wrong declaration is said at once, not when a user happens upon it
     found: dict[str, Engine] = {}
     importlib.import_module("lucidnn.ops")  # by name: it stands above
-    points = importlib.metadata.entry_points(group="lucidnn.engines")
-    for root in ["lucidnn.engines", *(point.value for point in points)]:
+    for root in ["lucidnn.engines", *(p.value for p in importlib.metadata.entry_points(group="lucidnn.engines"))]:
         files = pkgutil.walk_packages(_names(root).get("__path__", ()), root + ".", onerror=_names)
         modules = sorted(f.name for f in files if not f.ispkg and "._" not in f.name)
         for cls in [cls for module in modules for cls in _declared(module)]:
-            # A wrong declaration is said at once, not when a user happens upon it.
             if other := found.get(cls.name):
                 raise TypeError(f"engine name {cls.name!r} is used by {type(other).__module__} and {cls.__module__}")
             unknown = {*cls.operations, *cls.targets, *cls.notes} - {*Operation.registry, *KINDS, *NOTES}
