@@ -119,6 +119,8 @@ def disagreement(
     The whole tensor's error must keep to `tolerance`. Each element's must keep to twice the rounding of its own value
     and eight times the sum's error at the tensor's scale: one missing term shows, however large the tensor is.
     """
+    import torch
+
     errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
     for role, error in errors.items():
         limit = 0.0 if problem[role].dtype in EXACT else tolerance(problem, role)
@@ -128,7 +130,9 @@ def disagreement(
             rounding, ref = 2 * _ROUNDOFF[problem[role].dtype], expected[role].double()
             off = (outputs[role].double() - ref).abs().nan_to_num(0.0)  # infinities were compared above
             scale = float(ref.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
-            excess = off - (rounding * ref.abs() + 8 * (limit - rounding) * scale)
+            type_ = torch.finfo(outputs[role].dtype)  # below its normal numbers rounding is to whole steps
+            own = (rounding * ref.abs()).clamp(min=type_.smallest_normal * type_.eps)
+            excess = off - (own + 8 * (limit - rounding) * scale)
             worst = int(excess.argmax())
             if float(excess.flatten()[worst]) > 0:
                 place = [worst // math.prod(ref.shape[i + 1 :]) % n for i, n in enumerate(ref.shape)]
