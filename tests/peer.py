@@ -33,10 +33,10 @@ ACTIVATIONS = {
 
 
 @contextlib.contextmanager
-def ieee() -> Iterator[None]:
-    """No TF32 inside the block: the peer is to be the best it can be."""
+def precision(tf32: bool) -> Iterator[None]:
+    """TF32 inside the block or not: without it the peer is the best it can be."""
     matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         yield
     finally:
@@ -44,11 +44,11 @@ def ieee() -> Iterator[None]:
 
 
 def answer(
-    problem: Problem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float64
+    problem: Problem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float64, tf32: bool = False
 ) -> dict[str, torch.Tensor]:
     """Outputs by role, computed in `dtype` by the framework."""
     given = {r: t.to(dtype) if t.is_floating_point() else t for r, t in inputs.items()}
-    with ieee():
+    with precision(tf32):
         return _FAMILIES[problem.op.name](problem, given)
 
 
