@@ -13,6 +13,13 @@ from lucidnn.ops.activation import ACTIVATIONS
 # Rounding of a result, and of sums whose order differs; relative to the largest value.
 BOUND = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# Every type and shape is another kernel to compile on a GPU: two types there, and the rest in the engines' own tests.
+ON = [
+    pytest.param(dtype, device, id=f"{device} {str(dtype).removeprefix('torch.')}", marks=marks)
+    for device, dtypes, marks in (("cpu", DTYPES, ()), ("cuda", DTYPES[1:3], pytest.mark.gpu))
+    for dtype in dtypes
+]
 FORMATS = {3: None, 4: torch.channels_last, 5: torch.channels_last_3d}
 
 # name: (input, weight, bias?, arguments, the framework's arguments where they differ)
@@ -79,8 +86,7 @@ def ieee():
     torch.backends.cudnn.allow_tf32 = before
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype, device", ON)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name, dtype, device, ieee):
     """Against the framework in float64 on the same rounded inputs: its own rounding is not in the way."""
@@ -100,16 +106,18 @@ def test_convolution(name, dtype, device, ieee):
             same(found.grad.double(), want.grad, dtype, f"gradient of {what}")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("w_last", [False, True], ids=["w nchw", "w nhwc"])
 @pytest.mark.parametrize("x_last", [False, True], ids=["x nchw", "x nhwc"])
 @pytest.mark.parametrize(
-    "name",
+    "name, device",
     # Padding by pairs is two calls there; one image in 3-D goes a way that knows no formats.
     [
-        name
-        for name, case in CONVOLUTIONS.items()
-        if len(case[0]) > 3 and case[4] is None and name not in ("no image", "3-D unbatched")
+        *(
+            (name, "cpu")
+            for name, case in CONVOLUTIONS.items()
+            if len(case[0]) > 3 and case[4] is None and name not in ("no image", "3-D unbatched")
+        ),
+        *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("padding", "groups", "1x1 stride 2")),
     ],
 )
 def test_strides_are_the_frameworks(name, x_last, w_last, device, ieee):
@@ -147,9 +155,8 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype, device", ON)
 @pytest.mark.parametrize("name", POOLS)
 def test_max_pool(name, dtype, last, device):
     """Bit for bit: values, positions, gradients and strides."""
@@ -173,8 +180,7 @@ def test_max_pool(name, dtype, last, device):
         assert torch.equal(dx, want) and (ndim != 2 or name == "no image" or dx.stride() == want.stride())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype, device", ON)
 def test_relu(dtype, device):
     special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-7, -1e-7, 3.0, -3.0]
     base = torch.tensor(special * 12, dtype=dtype, device=device)
@@ -194,8 +200,7 @@ def test_relu(dtype, device):
         torch.testing.assert_close(x.grad[finite], twin.grad[finite], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype, device", ON)
 @pytest.mark.parametrize("shape", [(5, 7), (7,), (2, 3, 7), (0, 7), (2, 0, 3, 7), (1, 1, 7)], ids=str)
 def test_linear(shape, dtype, device, ieee):
     x, w, b = leaf(shape, dtype, device), leaf((4, 7), dtype, device, seed=1), leaf((4,), dtype, device, seed=2)

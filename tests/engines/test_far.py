@@ -1,0 +1,89 @@
+"""Tensors that reach past 2^31 elements: a few elements of them, far apart, so that a 32-bit offset goes astray.
+
+The memory is asked for and hardly touched on a CPU; on a GPU it is a few gigabytes for a moment.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lucidnn.core import registry
+from lucidnn.core.problem import Problem
+from lucidnn.core.target import Target
+from lucidnn.testing import GUARD, disagreement, fill, reference
+
+FAR = 2**31 + 16
+LINES = f"""
+conv_fprop x=bf16[2,8,5,5]@({FAR},1,40,8) w=bf16[8,8,3,3]@nhwc padding=1
+conv_fprop x=f16[1,8,3,5]@(1,1,{FAR // 2},8) w=f16[8,8,3,3] padding=1
+conv_fprop x=f16[1,3,5,4]@(1,{FAR // 2},4,1) w=f16[8,3,3,3] padding=1
+conv_fprop x=f16[1,8,5,5] w=f16[3,8,3,3]@({FAR // 2},9,3,1) padding=1
+conv_fprop x=bf16[2,8,5,5]@nhwc w=bf16[8,8,3,3]@nhwc y=bf16[2,8,5,5]@({FAR},1,40,8) padding=1 act=relu
+conv_fprop x=f16[1,2,2,3,3]@(1,9,{FAR},3,1) w=f16[4,2,2,2,2] y=f16[1,4,1,2,2]
+conv_dgrad dy=bf16[2,8,5,5]@({FAR},1,40,8) w=bf16[8,8,3,3]@nhwc padding=1
+conv_dgrad dy=f16[2,4,3,3] w=f16[4,3,3,3] dx=f16[2,3,6,6]@({FAR},36,6,1) padding=1 stride=2
+conv_wgrad x=bf16[2,8,5,5]@({FAR},1,40,8) dy=bf16[2,8,5,5]@nhwc padding=1
+conv_wgrad x=f16[2,8,5,5] dy=f16[2,4,5,5]@({FAR},25,5,1) padding=1
+conv_wgrad x=f16[2,3,5,5] dy=f16[2,2,5,5] dw=f16[2,3,3,3]@({FAR},9,3,1) padding=1
+conv_bgrad dy=f16[2,8,5,5]@({FAR},25,5,1)
+max_pool_fwd x=f16[2,8,6,6]@({FAR},36,6,1) window=2
+max_pool_fwd x=f16[2,8,6,6] y=f16[2,8,3,3]@({FAR},9,3,1) index=u8[2,8,3,3]@({FAR},9,3,1) window=2 index_type=u8
+max_pool_bwd dy=f16[2,8,3,3]@({FAR},9,3,1) index=u8[2,8,3,3] dx=f16[2,8,6,6] window=2 index_type=u8
+max_pool_bwd dy=f16[2,8,3,3] index=u8[2,8,3,3] dx=f16[2,8,6,6]@({FAR},36,6,1) window=2 index_type=u8
+pointwise_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@({FAR},36,6,1) act=relu
+pointwise_bwd dy=f16[2,8,6,6] x=f16[2,8,6,6]@({FAR},36,6,1) dx=f16[2,8,6,6] act=relu
+""".strip().splitlines()
+TARGETS = {
+    "cpu": Target.parse("cpu"),
+    "cuda": Target.of("cuda") if torch.cuda.is_available() else Target.parse("cuda:sm_90"),
+}
+
+
+def cases(kind: str) -> list:
+    return [
+        pytest.param(engine, problem, id=f"{engine.name} {problem.text.rpartition(' on=')[0]}")
+        for problem in (Problem.parse(line, TARGETS[kind]) for line in LINES)
+        for engine in registry.for_operation(problem.op.name)
+        if kind in engine.targets and "reference" not in engine.notes and not engine.refusals(problem)
+    ]
+
+
+def far(t, device) -> torch.Tensor:
+    """A tensor of this description in memory that nobody has written to."""
+    buffer = torch.empty(t.span * t.itemsize + 2 * GUARD, dtype=torch.uint8, device=device)
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16, "u8": torch.uint8, "i64": torch.int64}[t.dtype]
+    flat = buffer[GUARD : GUARD + t.span * t.itemsize].view(kind)
+    return torch.as_strided(flat, t.shape, t.strides)
+
+
+def check(engine, problem: Problem, device: torch.device) -> None:
+    tensors = {role: far(t, device) for role, t in problem.items}
+    inputs = {role: tensors[role] for role in problem.inputs}
+    fill(problem, inputs, seed=2)
+    for role in problem.outputs:
+        tensors[role].fill_(float("nan") if tensors[role].is_floating_point() else 99)
+    config = engine.configs(problem)[0]
+    size = engine.workspace_size(problem, config)
+    workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
+    engine.build(problem, config)(tuple(tensors.values()), workspace)
+    outputs = {role: tensors[role] for role in problem.outputs}
+    assert disagreement(problem, outputs, reference(problem, inputs, device))[1] == ""
+
+
+@pytest.mark.parametrize("engine, problem", cases("cpu"))
+def test_far_on_a_cpu(engine, problem):
+    check(engine, problem, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine, problem", cases("cuda"))
+def test_far_on_a_gpu(engine, problem):
+    check(engine, problem, torch.device("cuda"))
+    torch.cuda.empty_cache()
+
+
+def test_every_family_goes_far():
+    for kind in TARGETS:
+        taken = {case.values[1].op.name for case in cases(kind)}
+        assert len(taken) == 8, f"{kind}: only {sorted(taken)}"
