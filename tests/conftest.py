@@ -27,9 +27,7 @@ collect_ignore = [] if INTERPRETED else ["interpreter"]
 
 # A first call compiles, so there is no deadline; under CI the same examples every time, so that a red run is about the
 # change and not about luck. Elsewhere each run looks at new ones.
-hypothesis.settings.register_profile(
-    "lucidnn", deadline=None, derandomize="CI" in os.environ, print_blob=True
-)
+hypothesis.settings.register_profile("lucidnn", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 hypothesis.settings.load_profile("lucidnn")
 
 

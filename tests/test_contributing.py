@@ -51,9 +51,7 @@ REFUSED = {
     "conv_fprop x=f32[2,4,6,6] w=f32[4,2,3,3] groups=2 act=tanh": (
         "needs groups = 1, found 2; needs activation identity or relu, found tanh"
     ),
-    "conv_fprop x=f32[0,4,6,6] w=f32[4,4,3,3]": (
-        "needs at least one element in every tensor, found an empty one"
-    ),
+    "conv_fprop x=f32[0,4,6,6] w=f32[4,4,3,3]": ("needs at least one element in every tensor, found an empty one"),
 }
 
 

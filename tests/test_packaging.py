@@ -39,9 +39,7 @@ def python(code: str) -> str:
 
 
 def python_files(*folders: str) -> list[Path]:
-    return [
-        f for folder in folders for f in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in f.parts
-    ]
+    return [f for folder in folders for f in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in f.parts]
 
 
 # ---- the public face ---------------------------------------------------------------------------------------
@@ -54,16 +52,12 @@ def test_importing_lucidnn_takes_under_30_ms_and_loads_no_framework():
     )
     seconds, loaded = zip(*(python(code).split(" ", 1) for _ in range(5)), strict=True)
     assert set(loaded) == {"[]"}
-    assert min(map(float, seconds)) < 0.030, (
-        f"the fastest of five imports took {min(map(float, seconds)):.3f} s"
-    )
+    assert min(map(float, seconds)) < 0.030, f"the fastest of five imports took {min(map(float, seconds)):.3f} s"
 
 
 @pytest.mark.parametrize("layer", ["core", "ops"])
 def test_importing_every_module_of_a_lower_layer_loads_no_framework(layer):
-    names = [
-        f"lucidnn.{layer}.{f.stem}" for f in sorted((SOURCE / layer).glob("*.py")) if f.stem != "__init__"
-    ]
+    names = [f"lucidnn.{layer}.{f.stem}" for f in sorted((SOURCE / layer).glob("*.py")) if f.stem != "__init__"]
     assert len(names) > 3
     loads = "; ".join(f"import {name}" for name in [f"lucidnn.{layer}", *names])
     assert python(f"import sys; {loads}; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
@@ -113,16 +107,12 @@ def imports(path: Path) -> set[str]:
             base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package if node.level else ""
             module = ".".join(filter(None, [base, node.module]))
             # `from lucidnn import ops` imports a module, `from lucidnn.ops.pooling import x` a name in one.
-            found.update(
-                f"{module}.{alias.name}" if module.count(".") < 2 else module for alias in node.names
-            )
+            found.update(f"{module}.{alias.name}" if module.count(".") < 2 else module for alias in node.names)
     return found
 
 
 def engine_files() -> list[Path]:
-    return [
-        f for f in python_files("src/lucidnn/engines") if not any(p.startswith("_") for p in f.parts[-2:])
-    ]
+    return [f for f in python_files("src/lucidnn/engines") if not any(p.startswith("_") for p in f.parts[-2:])]
 
 
 def test_an_engine_imports_the_machine_the_operations_and_its_helpers_only():
@@ -133,18 +123,14 @@ def test_an_engine_imports_the_machine_the_operations_and_its_helpers_only():
         for name in imports(path):
             if name.split(".")[0] == "lucidnn":
                 allowed = ("lucidnn.core", "lucidnn.ops", "lucidnn.engines._", f"{family}._")
-                assert name.startswith(allowed), (
-                    f"{path.relative_to(ROOT)} imports {name}: an engine stands alone"
-                )
+                assert name.startswith(allowed), f"{path.relative_to(ROOT)} imports {name}: an engine stands alone"
 
 
 def test_shared_device_functions_know_no_engine():
     for path in python_files("src/lucidnn/engines/_triton", "src/lucidnn/engines/_numba"):
         for name in imports(path):
             if name.startswith("lucidnn.engines."):
-                assert name.startswith(("lucidnn.engines._triton", "lucidnn.engines._numba")), (
-                    f"{path.name}: {name}"
-                )
+                assert name.startswith(("lucidnn.engines._triton", "lucidnn.engines._numba")), f"{path.name}: {name}"
 
 
 def test_no_engine_calls_a_kernel_of_the_framework():
@@ -208,15 +194,11 @@ def test_torch_is_pinned_where_the_makefile_looks():
 
 def test_every_pin_lies_in_the_range_the_project_declares():
     fixed = pins()
-    extras = [
-        Requirement(r) for key in ("cuda", "report") for r in PROJECT["project"]["optional-dependencies"][key]
-    ]
+    extras = [Requirement(r) for key in ("cuda", "report") for r in PROJECT["project"]["optional-dependencies"][key]]
     for requirement in [*requirements(), *extras]:
         name = canonicalize_name(requirement.name)
         assert name in fixed, f"{name} has no pin"
-        assert requirement.specifier.contains(fixed[name]), (
-            f"{name}=={fixed[name]} is outside {requirement.specifier}"
-        )
+        assert requirement.specifier.contains(fixed[name]), f"{name}=={fixed[name]} is outside {requirement.specifier}"
 
 
 def test_everything_that_gets_installed_is_pinned():
@@ -261,11 +243,7 @@ def test_the_wheel_holds_all_that_a_user_needs(tmp_path):
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
-    clean = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON", "NO_VENV")
-    }
+    clean = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON", "NO_VENV")}
     return subprocess.run(
         ["make", "-C", str(ROOT), "--no-print-directory", *words],
         capture_output=True,
@@ -290,11 +268,7 @@ def test_a_python_that_will_not_do_is_named_in_one_line(tmp_path, version):
 
 def test_a_python_that_is_not_there_is_named(tmp_path):
     done = make("demo", f"PYTHON={tmp_path}/none", f"VENV={tmp_path}/venv")
-    assert (
-        done.returncode != 0
-        and "needs Python 3.11 or newer" in done.stderr
-        and f"{tmp_path}/none" in done.stderr
-    )
+    assert done.returncode != 0 and "needs Python 3.11 or newer" in done.stderr and f"{tmp_path}/none" in done.stderr
 
 
 def test_without_a_venv_nothing_is_installed():
