@@ -72,7 +72,11 @@ class Plan:
         outputs = [problem[role] for role in problem.outputs]
         self._outputs = [(t.shape, t.strides, getattr(torch, DTYPES[t.dtype][0])) for t in outputs]
         self._idle = all(t.numel == 0 for t in outputs)
-        self._empty, self._allocate, self._uint8 = torch.empty, torch.empty_strided, torch.uint8
+        self._uint8, self._allocate = torch.uint8, torch.empty_strided
+        # The framework's compiled graphs allocate through this: half the time of `empty_strided`.
+        quick = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+        if quick and not problem.target.is_gpu:
+            self._allocate = lambda size, stride, *, dtype, device: quick(size, stride, dtype)
         try:
             self._run = self.engine.build(problem, self.config)
         except (NotSupported, InvalidArgument):
@@ -99,7 +103,7 @@ class Plan:
             return
         if workspace is None and self.workspace_size:
             # From the framework's caching allocator: ordered by stream, and safe under graph capture.
-            workspace = self._empty(self.workspace_size, dtype=self._uint8, device=device)
+            workspace = self._allocate((self.workspace_size,), (1,), dtype=self._uint8, device=device)
         self._run(tensors, workspace)
 
     def execute(self, pack: Mapping[str, Any], workspace: Any = None) -> None:
