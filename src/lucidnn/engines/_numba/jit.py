@@ -23,6 +23,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import pickle
 import stat
 import tempfile
 from pathlib import Path
@@ -140,7 +141,11 @@ class _Cache(FunctionCache):
 
     def save_overload(self, sig, data):
         with contextlib.suppress(OSError):  # a full or vanished disk costs the next process a compilation
-            super().save_overload(sig, data)
+            try:
+                super().save_overload(sig, data)
+            except (pickle.PickleError, EOFError, AttributeError, ValueError, IndexError):
+                self.flush()  # the index is damaged: start a new one
+                super().save_overload(sig, data)
 
 
 def kernel(function):
@@ -221,7 +226,7 @@ def call_separately(context, builder, dispatcher, argument_types, values):
 
 
 def separate(function, exact: bool = False):
-    """Like `kernel` (or `exact_kernel`) for large functions: kernels call its machine code, compiled once, never inlined.
+    """Like `kernel` or `exact_kernel` for large functions: kernels call its code, compiled once, never inlined.
 
     Without this every kernel on a chain of calls compiles all those below it again. Called from kernels only; the
     module must keep the result under the function's own name.
