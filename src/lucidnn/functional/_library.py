@@ -22,7 +22,14 @@ from torch.autograd import forward_ad
 
 from ..core import plan as planning
 from ..core import settings
-from ..core.descriptor import DTYPES, TensorDescriptor, is_channels_last
+from ..core.descriptor import (
+    DTYPES,
+    TensorDescriptor,
+    channels_last_strides,
+    contiguous_strides,
+    is_channels_last,
+    short_dtype,
+)
 from ..core.errors import InvalidArgument, NotSupported
 from ..core.operation import Epilogue, Operation
 from ..core.problem import Problem
@@ -154,20 +161,32 @@ class Differentiable(torch.autograd.Function):
 _apply = super(torch.autograd.Function, Differentiable).apply  # type: ignore[misc]
 
 
-def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation, dict[str, Any]]]) -> Any:
+Described = tuple[Operation, dict[str, Any]]
+"""An operation and what `Problem.create` takes beside it: ``tensors`` (role to tensor or descriptor, outputs may be
+among them), and, where they are not the usual ones, ``epilogue`` and ``engine``."""
+
+
+def run(
+    describe: Callable[[Sequence[Any], Any], Described],
+    tensors: Sequence[Any],
+    attributes: tuple[Any, ...] = (),
+    math: str | None = None,
+) -> Any:
     """Launch the plan for a call, building it where this kind of call is new.
 
     Parameters
     ----------
-    key : hashable
-        Operation name and attributes: with the tensors' looks and the settings it decides the problem.
+    describe : callable
+        ``describe(tensors, attributes)`` says what the call means; asked on a miss only. It stands for the operation
+        in the key.
     tensors : sequence of tensor or None
         Inputs in the operation's order.
-    describe : callable
-        Gives the operation and the further arguments of `Problem.create` on a miss: ``tensors`` (role to tensor or
-        descriptor, outputs may be among them), ``epilogue``, ``math``, ``engine``.
+    attributes : tuple
+        The operator's other arguments: with the tensors' looks and the settings they decide the problem.
+    math : str, optional
+        The problem's math mode.
     """
-    looks: list[Any] = [key, settings.current()]
+    looks: list[Any] = [describe, attributes, math, settings.current()]
     inputs = []
     addresses = 0
     try:
@@ -179,7 +198,7 @@ def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation
                 addresses |= t.data_ptr()
                 inputs.append(t)
     except RuntimeError:  # there is no such thing to be asked for
-        for role, t in describe()[1]["tensors"].items():
+        for role, t in describe(tensors, attributes)[1]["tensors"].items():
             if isinstance(t, torch.Tensor) and (t.layout != torch.strided or t.is_nested):
                 kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
                 raise InvalidArgument(role, kind, "a dense tensor, of layout torch.strided") from None
@@ -187,35 +206,38 @@ def run(key: Any, tensors: Sequence[Any], describe: Callable[[], tuple[Operation
     if addresses & 15:
         looks += [t.data_ptr() & 15 for t in inputs]
     full = tuple(looks)
-    plan = _plans.get(full)
+    try:
+        plan = _plans.get(full)
+    except TypeError:  # the dispatcher hands lists over; tuples can be a key
+        return run(describe, tensors, tuple(tuple(a) if isinstance(a, list) else a for a in attributes), math)
     if plan is None:
-        plan = _build(*describe())
+        op, given = describe(tensors, attributes)
+        plan = _build(op, math, **given)
         planning.remember(_plans, full, plan)
     return plan(*inputs)
 
 
-def _build(op: Operation, given: dict[str, Any]) -> Callable[..., Any]:
-    first = next(iter(given["tensors"].values()))
+def _build(
+    op: Operation, math: str | None, tensors: dict[str, Any], epilogue: Epilogue = Epilogue(), engine: str | None = None
+) -> Callable[..., Any]:
+    name, first = next(iter(tensors.items()))
     described = {}
-    for role, t in given["tensors"].items():
+    for role, t in tensors.items():
         if isinstance(t, torch.Tensor):
             if t.device != first.device:
-                raise InvalidArgument(
-                    role, f"a tensor on {t.device}", f"{first.device}, where {next(iter(given['tensors']))} is"
-                )
+                raise InvalidArgument(role, f"a tensor on {t.device}", f"{first.device}, where {name} is")
             t = TensorDescriptor.of(t)
         if t is not None:
             described[role] = t
     shapes_only = first.device.type == "meta"
     target = Target.parse("cpu") if shapes_only else Target.of(first.device)
-    problem = Problem.create(op, described, target, given.get("epilogue", Epilogue()), given.get("math"))
+    problem = Problem.create(op, described, target, epilogue, math)
     if shapes_only:
         return functools.partial(_shapes, [problem[role] for role in problem.outputs])
-    chosen = settings.current()
-    if given.get("engine"):
-        with settings.using(engine=given["engine"]) as chosen:
-            pass
-    return planning.select(problem, chosen, first.device)
+    if engine is None:
+        return planning.select(problem, settings.current(), first.device)
+    with settings.using(engine=engine) as chosen:
+        return planning.select(problem, chosen, first.device)
 
 
 def _shapes(outputs: Sequence[TensorDescriptor], *inputs: torch.Tensor) -> Any:
@@ -230,6 +252,12 @@ def _shapes(outputs: Sequence[TensorDescriptor], *inputs: torch.Tensor) -> Any:
 def last(t: torch.Tensor) -> bool:
     """Whether a tensor (fake ones too) is channels-last and not also channels-first."""
     return is_channels_last(t.shape, t.stride())
+
+
+def dense(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> TensorDescriptor:
+    """Descriptor of an output of `like`'s type in one of the two dense layouts."""
+    strides = channels_last_strides(shape) if channels_last else contiguous_strides(shape)
+    return TensorDescriptor(short_dtype(like.dtype), tuple(shape), strides)
 
 
 def new_empty(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..core.errors import InvalidArgument, NotSupported
 from ..core.operation import Epilogue
 from ..ops.pointwise import PointwiseBwd, PointwiseFwd
-from ._library import Op, run
+from ._library import Described, Op, run
 
 PIECEWISE_LINEAR = ("identity", "relu", "clipped_relu", "leaky_relu")
 
@@ -21,12 +23,15 @@ def _dense_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)  # keeps dense strides in any order, else row-major: as `lucidnn.ops.pointwise.like` does
 
 
-def _fwd_kernel(x, bias, z, alpha, beta, activation, parameter):
-    def describe():
-        epilogue = Epilogue(alpha, beta, activation, parameter)
-        return PointwiseFwd(), {"tensors": {"x": x, "bias": bias, "z": z}, "epilogue": epilogue}
+def _fwd(tensors: Any, attributes: Any) -> Described:
+    given = dict(zip(("x", "bias", "z"), tensors, strict=True))
+    return PointwiseFwd(), {"tensors": given, "epilogue": Epilogue(*attributes)}
 
-    return run(("pointwise_fwd", alpha, beta, activation, parameter), (x, bias, z), describe)
+
+def _bwd(tensors: Any, attributes: Any) -> Described:
+    alpha, activation, parameter = attributes
+    given = dict(zip(("dy", "x"), tensors, strict=True))
+    return PointwiseBwd(), {"tensors": given, "epilogue": Epilogue(alpha, 0.0, activation, parameter)}
 
 
 def _fwd_backward(needs, args, outputs, grads):
@@ -43,13 +48,6 @@ def _fwd_backward(needs, args, outputs, grads):
     return dx, db, dz
 
 
-def _bwd_kernel(dy, x, alpha, activation, parameter):
-    def describe():
-        return PointwiseBwd(), {"tensors": {"dy": dy, "x": x}, "epilogue": Epilogue(alpha, 0.0, activation, parameter)}
-
-    return run(("pointwise_bwd", alpha, activation, parameter), (dy, x), describe)
-
-
 def _bwd_backward(needs, args, outputs, grads):
     dy, x, alpha, activation, parameter = args
     (ddx,) = grads
@@ -63,7 +61,7 @@ pointwise_fwd = Op(
     "pointwise_fwd(Tensor x, Tensor? bias, Tensor? z, float alpha, float beta, str activation, float parameter) "
     "-> Tensor",
     3,
-    _fwd_kernel,
+    lambda x, bias, z, *attributes: run(_fwd, (x, bias, z), attributes),
     lambda x, bias, z, alpha, beta, activation, parameter: _dense_like(x),
     _fwd_backward,
     saves_output=lambda args: args[5] != "identity" and from_output_suffices(args[5], args[6]),
@@ -71,7 +69,7 @@ pointwise_fwd = Op(
 pointwise_bwd = Op(
     "pointwise_bwd(Tensor dy, Tensor x, float alpha, str activation, float parameter) -> Tensor",
     2,
-    _bwd_kernel,
+    lambda dy, x, *attributes: run(_bwd, (dy, x), attributes),
     lambda dy, x, alpha, activation, parameter: _dense_like(x),
     _bwd_backward,
 )

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from ..core.descriptor import TensorDescriptor, channels_last_strides, short_dtype
 from ..core.errors import InvalidArgument
 from ..ops.pooling import MaxPoolBwd, MaxPoolFwd, pooled_size
-from ._library import Op, last, new_empty, run, tuple_of
+from ._library import Described, Op, dense, last, new_empty, run, tuple_of
 
 _ATTRIBUTES = "int[] window, int[] stride, int[] padding, int[] dilation, bool ceil_mode, str index_type"
 _TORCH_INDEX = {"u8": torch.uint8, "i32": torch.int32, "i64": torch.int64}
@@ -27,16 +26,15 @@ def _attributes(window, stride, padding, dilation, ceil_mode, index_type) -> dic
     }
 
 
-def _key(attributes: tuple) -> tuple:
-    return tuple(tuple(a) if isinstance(a, (list, tuple)) else a for a in attributes)
+def _fwd(tensors: Any, attributes: Any) -> Described:
+    return MaxPoolFwd(**_attributes(*attributes)), {"tensors": {"x": tensors[0]}}
 
 
-def _fwd_kernel(x, *attributes):
-    return run(
-        ("max_pool_fwd", *_key(attributes)),
-        (x,),
-        lambda: (MaxPoolFwd(**_attributes(*attributes)), {"tensors": {"x": x}}),
-    )
+def _bwd(tensors: Any, attributes: Any) -> Described:
+    shape, channels_last, *rest = attributes
+    dy, index = tensors
+    given = {"dy": dy, "index": index, "dx": dense(dy, shape, channels_last)}
+    return MaxPoolBwd(**_attributes(*rest)), {"tensors": given}
 
 
 def _fwd_fake(x, window, stride, padding, dilation, ceil_mode, index_type):
@@ -50,16 +48,6 @@ def _fwd_backward(needs, args, outputs, grads):
     if not needs[0]:
         return (None,)
     return (max_pool_bwd(grads[0], outputs[1], x.shape, last(x), *attributes),)
-
-
-def _bwd_kernel(dy, index, x_shape, channels_last, *attributes):
-    def describe():
-        shape = tuple(x_shape)
-        strides = channels_last_strides(shape) if channels_last else None
-        dx = TensorDescriptor(short_dtype(dy.dtype), shape, strides)  # type: ignore[arg-type]
-        return MaxPoolBwd(**_attributes(*attributes)), {"tensors": {"dy": dy, "index": index, "dx": dx}}
-
-    return run(("max_pool_bwd", tuple(x_shape), channels_last, *_key(attributes)), (dy, index), describe)
 
 
 def _bwd_backward(needs, args, outputs, grads):
@@ -88,7 +76,7 @@ def _in_plane(tap: torch.Tensor, sizes: Any, window: Any, stride: Any, padding: 
 max_pool_fwd = Op(
     f"max_pool_fwd(Tensor x, {_ATTRIBUTES}) -> (Tensor, Tensor)",
     1,
-    _fwd_kernel,
+    lambda x, *attributes: run(_fwd, (x,), attributes),
     _fwd_fake,
     _fwd_backward,
     saves_output=lambda args: True,
@@ -96,7 +84,7 @@ max_pool_fwd = Op(
 max_pool_bwd = Op(
     f"max_pool_bwd(Tensor dy, Tensor index, SymInt[] x_shape, bool channels_last, {_ATTRIBUTES}) -> Tensor",
     2,
-    _bwd_kernel,
+    lambda dy, index, *attributes: run(_bwd, (dy, index), attributes),
     lambda dy, index, x_shape, channels_last, *attributes: new_empty(dy, x_shape, channels_last),
     _bwd_backward,
 )
