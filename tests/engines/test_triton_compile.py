@@ -16,6 +16,7 @@ from lucidnn.core.registry import engines, failures, for_operation
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
+PRODUCTS = ("conv_gather", "conv_wgrad", "conv_wgrad_planes")  # kernels that multiply matrices
 TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942")
 
 HOT = """
@@ -34,6 +35,27 @@ conv_fprop x={t}[16,3,32,32]@{l} w={t}[32,3,3,3]@{l} padding=1
 conv_dgrad dy={t}[16,64,14,14]@{l} w={t}[64,32,3,3]@{l} dx={t}[16,32,28,28]@{l} stride=2 padding=1
 conv_wgrad x={t}[16,32,28,28]@{l} dy={t}[16,64,28,28]@{l} dw={t}[64,32,3,3]@{l} padding=1
 """.strip().splitlines()
+
+# Float32 on the matrix units: both operands go from memory to where these read them, past the registers.
+DIRECT = {
+    "conv.implicit_gemm_packed": """
+conv_fprop x=f32[64,32,16,16] w=f32[64,32,3,3] bias=f32[64] padding=1 act=relu math=tf32
+conv_dgrad dy=f32[64,64,16,16] w=f32[64,32,3,3] dx=f32[64,32,16,16] padding=1 math=tf32
+conv_fprop x=f32[64,3,32,32] w=f32[32,3,3,3] padding=1 math=tf32
+conv_fprop x=f32[64,256,56,56]@nhwc w=f32[256,256,3,3]@nhwc padding=1 math=tf32
+conv_fprop x=bf16[64,64,28,28] w=bf16[96,64,3,3] padding=1
+""",
+    "conv.implicit_gemm_wgrad_packed": """
+conv_wgrad x=f32[64,32,16,16] dy=f32[64,64,16,16] dw=f32[64,32,3,3] padding=1 math=tf32
+conv_wgrad x=f32[64,3,32,32] dy=f32[64,32,32,32] dw=f32[32,3,3,3] padding=1 math=tf32
+conv_wgrad x=f32[64,256,56,56]@nhwc dy=f32[64,256,56,56]@nhwc dw=f32[256,256,3,3]@nhwc padding=1 math=tf32
+conv_wgrad x=bf16[64,32,14,14] dy=bf16[64,64,14,14] dw=bf16[64,32,3,3] padding=1
+""",
+    "conv.implicit_gemm_wgrad": """
+conv_wgrad x=f32[64,32,16,16] dy=f32[64,64,16,16] dw=f32[64,32,3,3] padding=1 math=tf32
+conv_wgrad x=f32[64,3,32,32] dy=f32[64,32,32,32] dw=f32[32,3,3,3] padding=1 math=tf32
+""",
+}
 
 OTHERS = """
 conv_bgrad dy=bf16[16,64,28,28]@nhwc
@@ -96,8 +118,8 @@ def check(line: str, target: str, record_property, every_config: bool = False, h
                 facts = resources(kernel)
                 record_property(f"{engine.name} {launch.kernel.__name__} {config}", str(facts))
                 assert facts.shared <= problem.target.shared_memory, (config, facts)
-                multiplies = launch.kernel.__name__ in ("conv_gather", "conv_wgrad")
-                if multiplies and expects_matrix_units(problem):
+                multiplies = launch.kernel.__name__ in PRODUCTS
+                if multiplies and expects_matrix_units(problem, launch.constexprs["PRECISION"]):
                     assert facts.matrix, (config, facts)
                 if hot and multiplies:
                     assert facts.spills == 0, (config, facts)
@@ -105,15 +127,29 @@ def check(line: str, target: str, record_property, every_config: bool = False, h
                     assert "C7515" not in assembler_log(kernel), "ptxas serialises the matrix instructions"
 
 
-def expects_matrix_units(problem: Problem) -> bool:
+def expects_matrix_units(problem: Problem, precision: str) -> bool:
     """Where Triton has a matrix instruction for the type: float64 on some targets is left to the vector units."""
     dtype = problem.items[0][1].dtype
-    return dtype in ("f16", "bf16") or problem.math == "tf32" or (dtype == "f64" and problem.target.arch == "sm_90")
+    return dtype in ("f16", "bf16") or precision == "tf32" or (dtype == "f64" and problem.target.arch == "sm_90")
 
 
 @pytest.mark.parametrize("line", filled(HOT, "bf16") + filled(HOT[:1], "f16"))
 def test_hot_kernels_on_hopper(line: str, record_property) -> None:
     check(line, "cuda:sm_90", record_property, hot=True)
+
+
+@pytest.mark.parametrize("engine,line", [(e, line) for e, text in DIRECT.items() for line in text.strip().splitlines()])
+def test_operands_pass_the_registers_by_on_hopper(engine: str, line: str) -> None:
+    from lucidnn.engines._triton.resources import assembler_log, resources
+
+    problem = Problem.parse(f"{line} on=cuda:sm_90")
+    config = engines()[engine].configs(problem)[0]
+    (product,) = [one for one in engines()[engine].launches(problem, config) if one.kernel.__name__ in PRODUCTS]
+    kernel = product.compile(problem)
+    facts = resources(kernel)
+    assert "HGMMA" in facts.matrix and facts.async_copies > 0, facts
+    assert facts.loop_stores == 0 and facts.spills == 0, facts
+    assert "C7515" not in assembler_log(kernel), "ptxas serialises the matrix instructions"
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -36,6 +36,9 @@ class Resources:
         Matrix instructions and how often they stand in the code.
     async_copies : int
         Copies to shared memory that bypass the registers.
+    loop_stores : int
+        Stores to shared memory inside loops (0 on AMD GPUs, where it is not counted): operands that take the way
+        through registers.
     """
 
     registers: int
@@ -43,6 +46,7 @@ class Resources:
     shared: int
     matrix: dict[str, int]
     async_copies: int
+    loop_stores: int
 
 
 def resources(kernel: Any) -> Resources:
@@ -68,7 +72,22 @@ def resources(kernel: Any) -> Resources:
         spills = len(re.findall(r"\b(?:STL|LDL)\b", code))
     matrix = collections.Counter(a or b for a, b in _MATRIX.findall(code))
     copies = len(_COPY.findall(code))
-    return Resources(registers, spills, kernel.metadata.shared, dict(matrix), copies)
+    stores = sum(len(re.findall(r"\bSTSM?\b", body)) for body in _loops(code))
+    return Resources(registers, spills, kernel.metadata.shared, dict(matrix), copies, stores)
+
+
+def _loops(code: str) -> list[str]:
+    """Bodies of innermost loops in NVIDIA machine code: from a label to a conditional branch back to it."""
+    labels, found = {}, []
+    lines = code.splitlines()
+    for number, line in enumerate(lines):
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = number
+        branch = re.search(r"@\S+\s+BRA.*`\((\.L_x_\d+)\)", line)
+        if branch and branch[1] in labels:
+            found.append((labels[branch[1]], number))
+    inner = [(a, b) for a, b in found if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in found)]
+    return ["\n".join(lines[a : b + 1]) for a, b in inner]
 
 
 def assembler_log(kernel: Any) -> str:

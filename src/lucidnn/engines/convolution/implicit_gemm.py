@@ -1,275 +1,24 @@
 """Convolution forward and data gradient as one gathered matrix product (implicit GEMM), in Triton.
 
-The product is (pixels of the result) x (channels) x (filter taps times channels of the source), and the left
-operand is never stored: each tile's rows are gathered through pointers, tap by tap, while the right operand
-is the filter itself. One kernel serves both directions and 1 to 3 dimensions:
+Both operands are read where they are: each tile's rows are gathered from the source through pointers, tap by
+tap, and nothing is stored in between. The kernel, and what it does about strides, phases and edges, is in
+`lucidnn.engines._triton.conv_gather`.
 
-* forward: result pixel p reads source pixel ``p * stride - pad + r * dilation``, for every tap r;
-* data gradient: result pixel h reads ``(h + pad - r * dilation) / stride`` where that is whole.  With stride
-  > 1 the pixels are dealt into ``stride`` phases an axis; all pixels of a phase meet the same taps, so a tile
-  takes one phase and visits only the taps that count.  Every phase is then a convolution of stride 1, and no
-  product is wasted.
+Float32 operands under ``math=tf32`` are rounded to TF32 on their way from shared memory to the matrix units;
+that way leads through registers, and ``conv.implicit_gemm_packed`` saves it.  On few channels the vector units
+are as fast, so they are tried too.
 
-Sums are kept in float32 (float64 for float64) and meet alpha, beta * z, bias and the activation before they
-are stored. Channels are visited in blocks of one tap; where a group has fewer than 16, taps and channels are
-packed into one axis. Any strides (also 0), asymmetric padding, dilation and groups; every edge is masked;
-offsets are 64-bit where a tensor reaches past 2^31 elements.  Loads are wide (and asynchronous on NVIDIA
-GPUs) where channels are innermost and their number is a multiple of 8 (16-bit) or 4 (32-bit); in
-channels-first layouts neighbouring threads read neighbouring pixels.
-
+Any strides (also 0), asymmetric padding, dilation and groups, 1 to 3 dimensions; every edge is masked.
 Cost: the operations of the definition plus what partly filled tiles waste; no workspace.
 """
-
-import math
-
-import triton
-import triton.language as tl
 
 from ...core.engine import Config, Refusals
 from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
-from ...ops.activation import ACTIVATIONS
-from ...ops.convolution import Geometry
-from .._triton.epilogue import finish
-from .._triton.index import INT32, columns, pixels_first, rows
-from .._triton.launch import Argument, Launch, TritonEngine, blend
-from .._triton.tf32 import rounded
-from .._triton.tiles import Gemm, ranked, seconds, shapes
-
-DTYPES = ("f64", "f32", "f16", "bf16")
-PACK_BELOW = 16  # channels of a group
-ORDER = {"GROUP_M": 8, "TAPS_INNER": False}  # in which tiles are dealt out, and in which a tile's loop runs
-
-
-@triton.jit
-def _first_tap(phase, pad, TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, STEP: tl.constexpr):
-    """Taps r with (phase + pad - r * DILATION) divisible by STRIDE: the first, how many, where the first
-    points.
-
-    These taps are `STEP` apart.  Without any the number is 0 and the other results mean nothing.
-    """
-    first = phase * 0
-    count = phase * 0
-    for r in tl.static_range(min(TAPS, STEP)):
-        hit = (phase + pad + r * (STRIDE - DILATION % STRIDE)) % STRIDE == 0
-        first = tl.where(hit, r, first)
-        count = tl.where(hit, (TAPS - r + STEP - 1) // STEP, count)
-    return first, count, (phase + pad - first * DILATION) // STRIDE
-
-
-@triton.jit
-def conv_gather(
-    src, w, bias, z, dst, alpha, beta, parameter,
-    M, O, P, Q, src_d, src_h, src_w, dst_d, dst_h, dst_w, RED, OUT, GROUPS, pad_d, pad_h, pad_w,
-    src_n_stride, src_c_stride, src_d_stride, src_h_stride, src_w_stride,
-    w_group_stride, w_out_stride, w_red_stride, w_t_stride, w_r_stride, w_s_stride,
-    bias_stride, z_n_stride, z_c_stride, z_d_stride, z_h_stride, z_w_stride,
-    dst_n_stride, dst_c_stride, dst_d_stride, dst_h_stride, dst_w_stride,
-    T: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    STRIDE_D: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DILATION_D: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    STEP_D: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
-    DGRAD: tl.constexpr, HAS_D: tl.constexpr, PACKED: tl.constexpr, TAPS_INNER: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, SRC_TURNED: tl.constexpr, W_TURNED: tl.constexpr,
-    DST_TURNED: tl.constexpr, EDGE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-):  # fmt: skip
-    PHASED: tl.constexpr = DGRAD and STRIDE_D * STRIDE_H * STRIDE_W > 1
-    # ---- which tile
-    grid_m = tl.cdiv(M, BLOCK_M).to(tl.int32)
-    grid_n = tl.cdiv(OUT, BLOCK_N)
-    tiles = grid_m * grid_n
-    outer = tl.program_id(0) // tiles
-    pid = tl.program_id(0) - outer * tiles
-    group = outer % GROUPS
-    phase = outer // GROUPS
-    band = pid // (GROUP_M * grid_n)
-    height = min(grid_m - band * GROUP_M, GROUP_M)
-    within = pid - band * (GROUP_M * grid_n)
-    tile_m = band * GROUP_M + within % height
-    tile_n = within // height
-    if WIDE:
-        tile_m = tile_m.to(tl.int64)
-        tile_n = tile_n.to(tl.int64)
-        group = group.to(tl.int64)
-    # ---- its pixels
-    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    ok_m = m < M
-    q = m % Q
-    rest = m // Q
-    p = rest % P
-    n = rest // P
-    if HAS_D:
-        o = n % O
-        n = n // O
-    # ---- where the taps start and how they step, by axis
-    if PHASED:
-        first_s, count_s, w0 = _first_tap(phase % STRIDE_W, pad_w, S, STRIDE_W, DILATION_W, STEP_W)
-        phase_h = phase // STRIDE_W
-        first_r, count_r, h0 = _first_tap(phase_h % STRIDE_H, pad_h, R, STRIDE_H, DILATION_H, STEP_H)
-        phase_d = phase_h // STRIDE_H
-        first_t, count_t, d0 = _first_tap(phase_d, pad_d, T, STRIDE_D, DILATION_D, STEP_D)
-        found = count_t * count_r * count_s
-        in_s = tl.maximum(count_s, 1)
-        in_r = tl.maximum(count_r, 1)
-        taps = tl.maximum(found, 1)
-        w0 += q
-        h0 += p
-        JUMP_D: tl.constexpr = -(STEP_D * DILATION_D // STRIDE_D)
-        JUMP_H: tl.constexpr = -(STEP_H * DILATION_H // STRIDE_H)
-        JUMP_W: tl.constexpr = -(STEP_W * DILATION_W // STRIDE_W)
-    else:
-        in_s: tl.constexpr = S
-        in_r: tl.constexpr = R
-        taps: tl.constexpr = T * R * S
-        w0 = q + pad_w if DGRAD else q * STRIDE_W - pad_w
-        h0 = p + pad_h if DGRAD else p * STRIDE_H - pad_h
-        JUMP_D: tl.constexpr = -DILATION_D if DGRAD else DILATION_D
-        JUMP_H: tl.constexpr = -DILATION_H if DGRAD else DILATION_H
-        JUMP_W: tl.constexpr = -DILATION_W if DGRAD else DILATION_W
-    src_row = n * src_n_stride + h0 * src_h_stride + w0 * src_w_stride + group * (RED * src_c_stride)
-    if HAS_D:
-        if PHASED:
-            d0 += o
-        else:
-            d0 = o + pad_d if DGRAD else o * STRIDE_D - pad_d
-        src_row += d0 * src_d_stride
-        d_rows = rows(d0, SRC_TURNED)
-    src_rows = rows(src + src_row, SRC_TURNED)
-    h_rows = rows(h0, SRC_TURNED)
-    w_rows = rows(w0, SRC_TURNED)
-    ok_rows = rows(ok_m, SRC_TURNED)
-    if EDGE == "repeat":  # columns past the last repeat it and are not stored: no mask in the loop
-        filters = columns(w + (group * w_group_stride + tl.minimum(k, OUT - 1) * w_out_stride), W_TURNED)
-    else:
-        filters = columns(w + (group * w_group_stride + k * w_out_stride), W_TURNED)
-    ok_filters = columns(k < OUT, W_TURNED)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64 if src.dtype.element_ty == tl.float64 else tl.float32)
-    # ---- the product. max(.., 1): a loop that might not run makes Triton 3.6 have every wgmma serialised
-    if PACKED:
-        steps = tl.cdiv(taps * PACKED, BLOCK_K)
-    else:
-        blocks = tl.cdiv(RED, BLOCK_K)
-        steps = blocks * taps
-    for step in range(tl.maximum(steps, 1)):
-        if PACKED:
-            index = step * BLOCK_K + tl.arange(0, BLOCK_K)
-            tap = index // PACKED
-            c = index - tap * PACKED
-            ok_c = tap < taps
-        else:
-            if TAPS_INNER:
-                block = step // taps
-                tap = step - block * taps
-            else:
-                tap = step // blocks
-                block = step - tap * blocks
-            c = block * BLOCK_K + tl.arange(0, BLOCK_K)
-            ok_c = c < RED
-        if WIDE:
-            tap = tap.to(tl.int64)
-            c = c.to(tl.int64)
-        s = tap % in_s
-        line = tap // in_s
-        r = line % in_r
-        t = line // in_r
-        dh = r * JUMP_H
-        dw = s * JUMP_W
-        shift = dh * src_h_stride + dw * src_w_stride
-        if PHASED:
-            s = first_s + s * STEP_W
-            r = first_r + r * STEP_H
-        w_shift = r * w_r_stride + s * w_s_stride
-        if HAS_D:
-            dd = t * JUMP_D
-            shift += dd * src_d_stride
-            if PHASED:
-                t = first_t + t * STEP_D
-            w_shift += t * w_t_stride
-        if PACKED:
-            dh = columns(dh, SRC_TURNED)
-            dw = columns(dw, SRC_TURNED)
-        ok = (h_rows + dh >= 0) & (h_rows + dh < src_h) & (w_rows + dw >= 0) & (w_rows + dw < src_w) & ok_rows
-        if HAS_D:
-            if PACKED:
-                dd = columns(dd, SRC_TURNED)
-            ok = ok & (d_rows + dd >= 0) & (d_rows + dd < src_d)
-        places = src_rows + columns(shift + c * src_c_stride, SRC_TURNED)
-        w_places = filters + rows(w_shift + c * w_red_stride, W_TURNED)
-        if not EVEN:
-            ok = ok & columns(ok_c, SRC_TURNED)
-        a = tl.load(places, mask=ok, other=0.0)
-        if EVEN and EDGE != "mask":
-            b = tl.load(w_places)
-        elif EDGE != "mask":
-            b = tl.load(w_places, mask=rows(ok_c, W_TURNED), other=0.0)
-        else:
-            b = tl.load(w_places, mask=rows(ok_c, W_TURNED) & ok_filters, other=0.0)
-        if SRC_TURNED:
-            a = tl.trans(a)
-        if W_TURNED:
-            b = tl.trans(b)
-        if PRECISION == "tf32":
-            a = rounded(a)
-            b = rounded(b)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-    # ---- the epilogue
-    if PHASED:
-        acc = tl.where(found > 0, acc, 0.0)
-        q = q * STRIDE_W + phase % STRIDE_W
-        p = p * STRIDE_H + phase_h % STRIDE_H
-        ok_m = ok_m & (q < dst_w) & (p < dst_h)
-        if HAS_D:
-            o = o * STRIDE_D + phase_d
-            ok_m = ok_m & (o < dst_d)
-    if DST_TURNED:
-        acc = tl.trans(acc)
-    ok = rows(ok_m, DST_TURNED) & columns(k < OUT, DST_TURNED)
-    channel = group * OUT + k
-    z_tile = None
-    if z is not None:
-        z_row = n * z_n_stride + p * z_h_stride + q * z_w_stride
-        if HAS_D:
-            z_row += o * z_d_stride
-        z_places = rows(z + z_row, DST_TURNED) + columns(channel * z_c_stride, DST_TURNED)
-        z_tile = tl.load(z_places, mask=ok, other=0.0)
-    bias_tile = None
-    if bias is not None:
-        bias_tile = columns(tl.load(bias + channel * bias_stride, mask=k < OUT, other=0.0), DST_TURNED)
-    result = finish(acc, z_tile, bias_tile, alpha, beta, parameter, ACT)
-    dst_row = n * dst_n_stride + p * dst_h_stride + q * dst_w_stride
-    if HAS_D:
-        dst_row += o * dst_d_stride
-    dst_places = rows(dst + dst_row, DST_TURNED) + columns(channel * dst_c_stride, DST_TURNED)
-    tl.store(dst_places, result.to(dst.dtype.element_ty), mask=ok)
-
-
-class _View:
-    """A forward or data-gradient problem as the kernel sees it: source, result, and the product between them."""
-
-    def __init__(self, problem: Problem):
-        g = self.geometry = Geometry.of(problem)
-        self.dgrad = problem.op.name == "conv_dgrad"
-        x_side, y_side = (g.x_strides, g.in_size, g.C // g.G), (g.y_strides, g.out_size, g.K // g.G)
-        source, result = (y_side, x_side) if self.dgrad else (x_side, y_side)
-        self.src_strides, self.src_size, self.red = source
-        self.dst_strides, self.dst_size, self.out = result
-        gcds = (math.gcd(s, d) for s, d in zip(g.stride, g.dilation))
-        self.steps = tuple(s // gcd for s, gcd in zip(g.stride, gcds)) if self.dgrad else (1, 1, 1)
-        by = g.stride if self.dgrad else (1, 1, 1)
-        self.phases = math.prod(by)
-        self.grid = tuple(-(-size // s) for size, s in zip(self.dst_size, by))
-        self.pixels = g.N * math.prod(self.grid)
-        self.packed = self.red < PACK_BELOW
-        taps = -(-math.prod(g.filter) // self.phases)
-        depth, pieces = (taps * self.red, 1) if self.packed else (self.red, taps)
-        batch = g.G * self.phases
-        self.gemm = Gemm(self.pixels, self.out, depth, pieces, batch, problem.items[0][1].dtype, problem.math)
-
-    def blocks(self, config: Config) -> int:
-        tiles = -(-self.pixels // config["BLOCK_M"]) * -(-self.out // config["BLOCK_N"])
-        return tiles * self.geometry.G * self.phases
+from .._triton.conv_gather import DTYPES, ORDER, View, gather
+from .._triton.index import INT32
+from .._triton.launch import Launch, TritonEngine
+from .._triton.tiles import ranked, seconds, shapes
 
 
 class ImplicitGemm(TritonEngine):
@@ -285,56 +34,24 @@ class ImplicitGemm(TritonEngine):
             refusals.require(tensor.dtype in DTYPES, f"{role} of type {', '.join(DTYPES)}", tensor.dtype)
             refusals.require(tensor.numel > 0, f"elements in {role}", str(tensor))
         if not refusals:
-            blocks = max(map(_View(problem).blocks, self.configs(problem)))
+            blocks = max(map(View.of(problem).blocks, self.configs(problem)))
             refusals.require(blocks <= INT32, "at most 2^31 - 1 tiles", blocks)
         return refusals
 
     def configs(self, problem: Problem) -> list[Config]:
-        gemm, target = _View(problem).gemm, problem.target
-        found = ranked(gemm, shapes(gemm, target), target)
-        return [{**config, **ORDER} for config in found]
+        v, target = View.of(problem), problem.target
+        found: list[Config] = []
+        for precision in ("tf32", "ieee") if problem.math == "tf32" else ("ieee",):
+            gemm = v.gemm(precision)
+            tiles = ranked(gemm, shapes(gemm, target), target, 8 if precision == problem.math else 3)
+            found += [{**tile, **ORDER, "PRECISION": precision} for tile in tiles]
+        return sorted(found, key=lambda config: self.cost(problem, config))
 
     def cost(self, problem: Problem, config: Config) -> float:
-        target = problem.target
+        target, gemm = problem.target, View.of(problem).gemm(config["PRECISION"])
         traffic = problem.bytes / (0.8 * target.bandwidth)
-        return max(seconds(_View(problem).gemm, config, target), traffic) + LAUNCH[target.kind]
+        return max(seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
-        v, config = _View(problem), {**ORDER, **config}
-        g = v.geometry
-        source, out = problem.items[0][0], problem.outputs[0]
-        z = problem.tensors.get("z")
-        z_strides = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (None,) * 5
-        w_k, w_c, w_t, w_r, w_s = g.w_strides
-        w_red, w_out, w_group = (w_k, w_c, v.red * w_k) if v.dgrad else (w_c, w_k, v.out * w_k)
-        bias = problem.tensors.get("bias")
-        args: dict[str, Argument] = dict(
-            src=source, w="w", bias="bias", z="z", dst=out, **blend(problem),
-            M=v.pixels, O=v.grid[0], P=v.grid[1], Q=v.grid[2], RED=v.red, OUT=v.out, GROUPS=g.G,
-            w_group_stride=w_group, w_out_stride=w_out, w_red_stride=w_red,
-            w_t_stride=w_t, w_r_stride=w_r, w_s_stride=w_s, bias_stride=bias.strides[0] if bias else None,
-        )  # fmt: skip
-        for name, values in (("src", v.src_strides), ("z", z_strides), ("dst", v.dst_strides)):
-            args.update({f"{name}_{axis}_stride": value for axis, value in zip("ncdhw", values)})
-        for name, values in (("src", v.src_size), ("dst", v.dst_size)):
-            args.update({f"{name}_{axis}": value for axis, value in zip("dhw", values)})
-        args.update({f"pad_{axis}": value for axis, value in zip("dhw", g.pad)})
-        taps = math.prod(g.filter)
-        even = (taps * v.red if v.packed else v.red) % config["BLOCK_K"] == 0
-        pixels_beyond = v.pixels + config["BLOCK_M"] > INT32
-        constexprs = dict(zip("TRS", g.filter))
-        for name, values in (("STRIDE", g.stride), ("DILATION", g.dilation), ("STEP", v.steps)):
-            constexprs.update({f"{name}_{axis}": value for axis, value in zip("DHW", values)})
-        constexprs.update(
-            DGRAD=v.dgrad, HAS_D=len(problem.op.stride) == 3, PACKED=v.red if v.packed else 0,
-            EVEN=even and not (v.packed and v.phases > 1),
-            WIDE=pixels_beyond or any(t.span > INT32 for _, t in problem.items),
-            SRC_TURNED=pixels_first(v.src_strides, v.red),
-            W_TURNED=w_red != 1 and w_red < w_out and v.out > 1,
-            DST_TURNED=pixels_first(v.dst_strides, v.out),
-            EDGE="none" if v.out % config["BLOCK_N"] == 0 else "mask" if w_out == 1 else "repeat",
-            ACT=ACTIVATIONS[problem.epilogue.activation].code, PRECISION=problem.math,
-            **{knob: config[knob] for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "TAPS_INNER")},
-        )  # fmt: skip
-        grid = (v.blocks(config),)
-        return [Launch(conv_gather, grid, args, constexprs, config["num_warps"], config["num_stages"])]
+        precision = config["PRECISION"]
+        return [gather(problem, View.of(problem), config, precision=precision, rounding=precision == "tf32")]
