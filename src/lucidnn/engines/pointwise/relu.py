@@ -13,7 +13,6 @@ from ._loops import merged
 
 TYPES = ("f64", "f32", "f16", "bf16")
 GRAIN = 32768  # elements that are worth a thread
-PARTS = 32
 
 
 @nb.kernel
@@ -71,7 +70,7 @@ class Relu(Engine):
     def build(self, problem: Problem, config: Config) -> Run:
         count = problem.items[0][1].numel
         like = nb.token(problem.items[0][1].dtype)
-        parts = max(1, min(count // GRAIN, PARTS))
+        parts = max(1, min(count // GRAIN, 4 * problem.target.processors))
         threads = nb.threads if parts > 1 else lambda: 1
         if problem.op.name == "pointwise_fwd":
             _forward(0, 1, 0, 0, count, like)  # compiles, or loads from disk; no part is run
