@@ -62,13 +62,14 @@ class Store:
 
     def rows(self, problem: str | None = None, environment: str | None = None) -> list[Row]:
         """Rows of a problem and environment (all where left out), fastest first, failures last."""
-        query = "SELECT row FROM rows WHERE (?1 IS NULL OR problem = ?1) AND (?2 IS NULL OR environment = ?2)"
+        wanted = {"p": problem, "e": environment}
+        query = "SELECT row FROM rows WHERE (:p IS NULL OR problem = :p) AND (:e IS NULL OR environment = :e)"
         found, trouble = [], None
         for mode in ("ro", "ro&immutable=1"):  # the second works in a folder where no lock can be made
             try:
                 if self.path.exists():
                     with self._open(mode) as db:
-                        found = [Row(**json.loads(text)) for (text,) in db.execute(query, (problem, environment))]
+                        found = [Row(**json.loads(text)) for (text,) in db.execute(query, wanted)]
                 break
             except (sqlite3.Error, OSError, ValueError, TypeError) as error:
                 trouble = trouble or error
