@@ -2,7 +2,8 @@
 
 Method: with one tap, no stride and no padding, a convolution of dense tensors is ``y = x w^T`` over (points, channels)
 matrices where channels are innermost or there is one point, and ``y[n] = w x[n]`` image by image where points are
-innermost. No data is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's. Limits: the epilogue
+innermost. No data is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's; long 16-bit sums on a
+GPU go through a float32 product in the workspace, because BLAS may round the parts of a split sum. Limits: the epilogue
 is what a BLAS call can do (alpha, and one of bias or beta * z); the filter gradient needs a matrix form of x and dy.
 """
 
@@ -52,12 +53,16 @@ class PointwiseGemm(Engine):
             r.require(allowed == problem.math, f"the framework's matrix products in {problem.math} arithmetic", allowed)
         return r
 
+    def workspace_size(self, problem: Problem, config: Config) -> int:
+        return 4 * problem[problem.outputs[0]].numel if _long(problem, Geometry.of(problem)) else 0
+
     def cost(self, problem: Problem, config: Config) -> float:
         g = Geometry.of(problem)
         points = math.prod(g.x.shape[2:]) * g.N
         # Thin products starve the units: a side shorter than a tile of 64 fills it in part only.
         fill = min(g.C, 64) * min(g.K, 64) * min(points, 64) / 64**3
-        return roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64))
+        launches = 3 if _long(problem, g) else 1
+        return roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64), launches=launches)
 
     def build(self, problem: Problem, config: Config) -> Run:
         g = Geometry.of(problem)
@@ -68,7 +73,7 @@ class PointwiseGemm(Engine):
         a, b, out = order.index(left), order.index(right), len(order) - 1
         (sa, ta), (sb, tb) = _matrix(left, g, by_image, turn_left), _matrix(right, g, by_image, turn_right)
         so, to = _matrix(order[out], g, by_image)
-        if not {"z", "bias"} & set(order) and e.alpha == 1.0:
+        if not {"z", "bias"} & set(order) and e.alpha == 1.0 and not _long(problem, g):
             multiply = torch.bmm if by_image else torch.mm
 
             def run(t: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
@@ -88,7 +93,31 @@ class PointwiseGemm(Engine):
             operands = t[a].as_strided(sa, ta), t[b].as_strided(sb, tb)
             multiply_add(third, *operands, beta=beta, alpha=e.alpha, out=t[out].as_strided(so, to))
 
-        return run_added
+        if not _long(problem, g):
+            return run_added
+        multiply_into = torch.ops.aten.bmm.dtype_out if by_image else torch.ops.aten.mm.dtype_out
+        numel = math.prod(so)
+
+        def run_precise(t: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
+            assert workspace is not None
+            product = workspace[: 4 * numel].view(torch.float32).view(so)
+            multiply_into(t[a].as_strided(sa, ta), t[b].as_strided(sb, tb), torch.float32, out=product)
+            if e.alpha != 1.0:
+                product.mul_(e.alpha)
+            if beta:
+                product.add_(t[added].as_strided(sx, tx), alpha=beta)
+            t[out].as_strided(so, to).copy_(product)
+
+        return run_precise
+
+
+def _long(problem: Problem, g: Geometry) -> bool:
+    """Whether BLAS might split the reduction and round the parts: then they are summed in float32 beside the output."""
+    rows = g.N * math.prod(g.x.shape[2:])
+    depth = {"conv_fprop": g.C, "conv_dgrad": g.K, "conv_wgrad": rows}[problem.op.name]
+    out = problem[problem.outputs[0]]
+    few_tiles = out.numel <= 4 * 128 * 128 * problem.target.processors
+    return problem.target.is_gpu and out.dtype in ("f16", "bf16") and depth > 512 and few_tiles
 
 
 # (direction, image by image) -> left operand, transposed?, right operand, transposed?
