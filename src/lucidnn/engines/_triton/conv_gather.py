@@ -78,7 +78,7 @@ def conv_gather(
 ):  # fmt: skip
     PHASED: tl.constexpr = DGRAD and STRIDE_D * STRIDE_H * STRIDE_W > 1
     # ---- which tile
-    grid_m = tl.cdiv(M, BLOCK_M).to(tl.int32)
+    grid_m = tl.cast(tl.cdiv(M, BLOCK_M), tl.int32)  # M may be the constant 1
     grid_n = tl.cdiv(OUT, BLOCK_N)
     tiles = grid_m * grid_n
     outer = tl.program_id(0) // tiles
@@ -213,7 +213,12 @@ def conv_gather(
         if ROUND:
             a = rounded(a)
             b = rounded(b)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        if PRECISION == "ieee" and a.dtype == tl.float32:
+            # Each trip sums for itself and is then added: a chain of thousands of terms would lose digits that the
+            # peer keeps. The limit on imprecise terms means nothing here but stops the two from being merged again.
+            acc += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=1, out_dtype=acc.dtype)
+        else:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     # ---- the epilogue
     if PHASED:
         acc = tl.where(found > 0, acc, 0.0)

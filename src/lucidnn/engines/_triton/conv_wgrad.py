@@ -155,7 +155,12 @@ def conv_wgrad(
             a = tl.load(dy_places, mask=(m < PIXELS)[:, None], other=0.0)
         else:
             a = tl.load(dy_places, mask=(m < PIXELS)[:, None] & ok_dy_columns, other=0.0)
-        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        if PRECISION == "ieee" and a.dtype == tl.float32:
+            # Each trip sums for itself and is then added: a chain of thousands of terms would lose digits that the
+            # peer keeps. The limit on imprecise terms means nothing here but stops the two from being merged again.
+            acc += tl.dot(tl.trans(a), b, input_precision=PRECISION, max_num_imprecise_acc=1, out_dtype=acc.dtype)
+        else:
+            acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     # ---- dw itself, or this part's share of it
     ok = (k < K)[:, None] & ok_c[None, :]
     filters = (group * K + k)[:, None]
