@@ -149,3 +149,26 @@ def test_accumulates_in_place_cpu(engine, problem):
 @pytest.mark.parametrize("engine, problem", in_place_cases("cuda"))
 def test_accumulates_in_place_cuda(engine, problem):
     accumulates(engine, problem, torch.device("cuda"))
+
+
+ONES = """
+conv_fprop x=f32[1,1,1,1] w=f32[1,1,1,1]
+conv_fprop x=bf16[1,16,1,1] w=bf16[16,16,3,3]@nhwc padding=1
+conv_dgrad dy=f32[1,1,1,1] w=f32[1,1,3,3] padding=1
+conv_wgrad x=f32[1,1,1,1] dy=f32[1,1,1,1]
+conv_wgrad x=bf16[1,16,1,1] dy=bf16[1,16,1,1] dw=bf16[16,16,3,3]@nhwc padding=1
+conv_bgrad dy=f32[1,1,1,1]
+max_pool_fwd x=f32[1,1,1,1] window=1
+max_pool_bwd dy=f32[1,1,1,1] index=i64[1,1,1,1] window=1
+pointwise_fwd x=f32[1] act=relu
+pointwise_bwd dy=f32[1] x=f32[1] act=relu
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", ONES)
+def test_sizes_of_one_compile(line):
+    """A compiler for GPUs takes an integer 1 for a constant of another type: each use of it has to stand that."""
+    problem = Problem.parse(line, Target.parse("cuda:sm_90"))
+    for engine in registry.for_operation(problem.op.name):
+        if "cuda" in engine.targets and not engine.refusals(problem):
+            assert precompile.compile_one((engine.name, 0, str(problem))) == ""
