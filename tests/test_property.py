@@ -49,34 +49,42 @@ def test_a_spoilt_line_is_a_clear_error_or_another_problem(text, data):
         assert Problem.parse(str(p)) == p
 
 
-@settings(max_examples=150)
-@given(problems(), st.integers(0, 3), st.integers(0, 1 << 30))
-def test_an_engine_refuses_or_is_right(problem, pick, seed):
+def refuses_or_is_right(problem: Problem, pick: int, seed: int, device: torch.device) -> None:
     note(str(problem))
     for engine in registry.for_operation(problem.op.name):
-        if "cpu" not in engine.targets or "reference" in engine.notes:
+        if problem.target.kind not in engine.targets or "reference" in engine.notes:
             continue
         reasons = engine.refusals(problem)
         if reasons:
             assert all(re.fullmatch(r"needs \S.*, found \S.*", reason) for reason in reasons)
             continue
         configs = engine.configs(problem)
-        check = verify(problem, engine, configs[pick % len(configs)], CPU, seed)
+        check = verify(problem, engine, configs[pick % len(configs)], device, seed)
         assert not check.fault, f"{engine.name} {configs[pick % len(configs)]}: {check.fault}"
+
+
+PICK, SEED = st.integers(0, 3), st.integers(0, 1 << 30)
+
+
+@settings(max_examples=150)
+@given(problems(), PICK, SEED)
+def test_an_engine_refuses_or_is_right(problem, pick, seed):
+    refuses_or_is_right(problem, pick, seed, CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=4000)
+@given(problems(), PICK, SEED)
+def test_an_engine_refuses_or_is_right_at_length(problem, pick, seed):
+    refuses_or_is_right(problem, pick, seed, CPU)
 
 
 @pytest.mark.gpu
 @settings(max_examples=60)
-@given(st.data(), st.integers(0, 3), st.integers(0, 1 << 30))
+@given(st.data(), PICK, SEED)
 def test_an_engine_refuses_or_is_right_on_a_gpu(data, pick, seed):
-    problem = data.draw(problems(Target.of("cuda")))
-    note(str(problem))
-    for engine in registry.for_operation(problem.op.name):
-        if problem.target.kind not in engine.targets or "reference" in engine.notes or engine.refusals(problem):
-            continue
-        configs = engine.configs(problem)
-        check = verify(problem, engine, configs[pick % len(configs)], torch.device("cuda"), seed)
-        assert not check.fault, f"{engine.name} {configs[pick % len(configs)]}: {check.fault}"
+    refuses_or_is_right(data.draw(problems(Target.of("cuda"))), pick, seed, torch.device("cuda"))
 
 
 def placed(t: TensorDescriptor) -> torch.Tensor:
