@@ -27,6 +27,7 @@ import abc
 import dataclasses
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -353,3 +354,8 @@ class TritonEngine(Engine):
 
     def build(self, problem: Problem, config: Config) -> Run:
         return Program(problem, self.launches(problem, config))
+
+    def source(self) -> bytes:
+        """The engine's file and all of this folder: kernels are shared."""
+        shared = sorted(Path(__file__).parent.glob("*.py"))
+        return b"".join([super().source(), *(path.read_bytes() for path in shared)])

@@ -22,9 +22,11 @@ _MATRIX = (
     (256, 64, 8, 4, 0.48), (128, 64, 4, 4, 0.42), (64, 128, 4, 4, 0.40), (64, 64, 4, 4, 0.30), (128, 32, 4, 4, 0.24),
     (64, 32, 4, 4, 0.17), (128, 16, 4, 4, 0.13), (64, 16, 4, 4, 0.09),
 )  # fmt: skip
+# On vector units a thread's share decides: with 64 sums it loads one operand for 4 products, with 16 one for 2.
 _VECTOR = (
-    (128, 64, 8, 3, 0.40), (64, 128, 8, 3, 0.40), (64, 64, 4, 3, 0.35), (128, 32, 4, 3, 0.30), (64, 32, 4, 3, 0.28),
-    (32, 64, 4, 3, 0.28), (32, 32, 4, 3, 0.18), (128, 16, 4, 3, 0.18), (64, 16, 4, 3, 0.14), (16, 16, 4, 3, 0.04),
+    (128, 128, 8, 4, 0.50), (128, 64, 4, 4, 0.46), (128, 64, 8, 4, 0.42), (64, 128, 4, 4, 0.46), (64, 64, 4, 4, 0.38),
+    (64, 64, 2, 4, 0.40), (128, 32, 4, 4, 0.34), (64, 32, 2, 4, 0.32), (64, 32, 4, 4, 0.28), (32, 64, 4, 4, 0.28),
+    (32, 32, 4, 4, 0.18), (128, 16, 4, 4, 0.18), (64, 16, 4, 4, 0.14), (16, 16, 4, 4, 0.04),
 )  # fmt: skip
 STEP_LATENCY = 0.25e-6  # seconds a trip of the loop takes where one block has a processor for itself
 
@@ -62,7 +64,7 @@ def block_k(gemm: Gemm, target: Target) -> int:
     return next(k for k in (64, 32, 16) if k <= widest and (k == 16 or k <= 2 * gemm.depth - 16))
 
 
-def shared_bytes(config: dict, itemsize: int, target: Target) -> int:
+def shared_bytes(config: Mapping[str, Any], itemsize: int, target: Target) -> int:
     """Shared memory of the loop's operands: every stage has its own (on AMD GPUs one stage lives in
     registers).
     """
@@ -98,12 +100,20 @@ def trips(gemm: Gemm, config: Mapping[str, Any]) -> int:
 def seconds(gemm: Gemm, config: Mapping[str, Any], target: Target) -> float:
     """Estimated time of the products with this tile and, where it has one, its SPLIT_K, without the launch."""
     m, n, k, split = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], config.get("SPLIT_K", 1)
-    table = _MATRIX if gemm.on_matrix_units else _VECTOR
-    rate = max((r for bm, bn, _, _, r in table if bm * bn <= m * n), default=table[-1][-1])
     tiles = math.ceil(gemm.m / m) * math.ceil(gemm.n / n) * gemm.batch * split
+    each = math.ceil(tiles / target.processors)
     peak = target.flops(gemm.dtype, gemm.math) / target.processors
-    work = math.ceil(tiles / target.processors) * trips(gemm, config) * 2.0 * m * n * k / (peak * rate)
-    time = max(work, trips(gemm, config) * STEP_LATENCY)
+    work = each * trips(gemm, config) * 2.0 * m * n * k / (peak * _rate(gemm, m, n, config["num_warps"]))
+    space = shared_bytes(config, gemm.itemsize, target)
+    together = max(1, min(each, target.shared_memory // max(space, 1), 32 // config["num_warps"]))
+    time = max(work, math.ceil(each / together) * trips(gemm, config) * STEP_LATENCY)
     if split > 1:
         time += 1e-6 + 8.0 * split * gemm.m * gemm.n * gemm.batch / target.bandwidth
     return time
+
+
+def _rate(gemm: Gemm, m: int, n: int, warps: int) -> float:
+    """Part of the peak that a tile reaches; that of the next smaller one where it is not listed."""
+    table = _MATRIX if gemm.on_matrix_units else _VECTOR
+    listed = [r for bm, bn, w, _, r in table if (bm, bn, w) == (m, n, warps)]
+    return max(listed or [r for bm, bn, _, _, r in table if bm * bn <= m * n], default=table[-1][-1])

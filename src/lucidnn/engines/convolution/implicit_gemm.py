@@ -20,6 +20,8 @@ from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
 from .._triton.tiles import ranked, seconds, shapes
 
+THROUGH_REGISTERS = 4.0  # times longer, where matrix units would read shared memory themselves
+
 
 class ImplicitGemm(TritonEngine):
     """Forward and data gradient."""
@@ -50,7 +52,8 @@ class ImplicitGemm(TritonEngine):
     def cost(self, problem: Problem, config: Config) -> float:
         target, gemm = problem.target, View.of(problem).gemm(config["PRECISION"])
         traffic = problem.bytes / (0.8 * target.bandwidth)
-        return max(seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
+        detour = THROUGH_REGISTERS if config["PRECISION"] == "tf32" and target.capability >= 90 else 1.0
+        return max(detour * seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         precision = config["PRECISION"]

@@ -52,6 +52,7 @@ class ImplicitGemmPacked(TritonEngine):
                 (out, group, *others), (v.out, v.geometry.G, v.red, *v.geometry.filter), 0, "f32", w.alignment
             )
             refusals.require(not ready, "w whose result channels are not innermost and aligned already", str(w))
+            refusals.require(v.out >= 16, "at least 16 result channels a group in float32 arithmetic", v.out)
         blocks = max(map(v.blocks, self.configs(problem)))
         refusals.require(blocks <= INT32, "at most 2^31 - 1 tiles", blocks)
         return refusals
