@@ -66,6 +66,8 @@ def draw(rnd: random.Random, dtype: str) -> Problem:
         groups = rnd.choice([1, 1, 1, 2, 3])
         c = rnd.choice([1, 2, 3, 5, 16, 17, 20, 32, 40]) * groups
         k = rnd.choice([1, 3, 10, 16, 17, 32, 33, 50, 64]) * groups
+        if rnd.random() < 0.2:  # depthwise
+            groups = c = k = rnd.choice([2, 5, 16, 20, 32, 48, 96])
         sizes = [rnd.randint(1, {1: 60, 2: 20, 3: 8}[rank]) for _ in range(rank)]
         filters = [rnd.choice([1, 2, 3, 3, 4]) for _ in range(rank)]
         stride = [rnd.choice([1, 1, 2, 3]) for _ in range(rank)]
@@ -125,6 +127,10 @@ def test_small_blocks(dtype, seed, small_blocks):
         "conv_fprop x=f32[1,8,3000] w=f32[24,8,9] padding=4",
         "conv_dgrad dy=f32[2,64,20,20] w=f32[64,48,3,3] dx=f32[2,48,40,40] stride=2 padding=1",
         "conv_dgrad dy=f32[2,144,13,13] w=f32[144,16,5,5] padding=2",
+        "conv_fprop x=f32[2,96,30,30] w=f32[96,1,7,7] padding=3 groups=96 bias=f32[96] act=relu",
+        "conv_dgrad dy=f32[2,80,15,15]@nhwc w=f32[80,1,3,3] dx=f32[2,80,30,30]@nhwc stride=2 padding=1 groups=80",
+        "conv_dgrad dy=f32[1,3,6,7] w=f32[3,1,3,4]@(48,1,8,2) stride=1,3 padding=2:1,0:3 dilation=2,2 groups=3",
+        "conv_wgrad x=f32[2,70,30,30] dy=f32[2,70,15,15] dw=f32[70,1,3,3] stride=2 padding=1 groups=70",
         "conv_wgrad x=f32[3,48,26,26] dy=f32[3,64,26,26] padding=1",
         "conv_wgrad x=f32[5,160,7,7]@nhwc dy=f32[5,96,7,7]@nhwc dw=f32[96,160,3,3]@nhwc padding=1",
         "conv_wgrad x=f16[2,3,64,64] dy=f16[2,32,32,32] dw=f16[32,3,4,4] stride=2 padding=1",

@@ -10,7 +10,10 @@ The two strides and the table of tap offsets make the three directions of a conv
 gradient let m run over pixels and the steps over channels (and over filter columns, where those are neighbours in
 memory), the filter gradient lets m run over channels and the steps over pixels.
 
-`width` is two vectors (``WIDE``) or one (``NARROW``). The number of rows is at most ``rows_limit()``: as many as
+``multiply_each`` is the same for depthwise convolutions: a vector of `a` where the others broadcast one element, so
+that lane n of `c` sums products of lane n alone.
+
+`width` is two vectors (``multiply_wide``) or one. The number of rows is at most ``rows_limit()``: as many as
 leave registers for `b` and one broadcast (14 with 32 registers, 6 with 16). Each number of rows is its own piece of
 straight code; a switch picks it. In the first-level cache all of them with at least eight accumulators reach 98 % of
 the fused multiply-add rate of an AVX-512 core, measured.
@@ -65,13 +68,13 @@ def _suffix(vectors: int, lane_count: int, element) -> str:
     return f"{vectors}x{lane_count}{'d' if element == types.float64 else 's'}"
 
 
-def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
+def _emit_tile(module, rows: int, vectors: int, element, each: bool) -> ir.Function:
     """One function for one number of rows: ``void(a, a_m, a_k, taps, count, steps, b, c, first, flags)``."""
     scalar = _float_type(element)
     size = 8 if element == types.float64 else 4
     lane_count = lanes(size)
     vector = ir.VectorType(scalar, lane_count)
-    name = f"tile_{rows}_{_suffix(vectors, lane_count, element)}"
+    name = f"tile_{rows}_{_suffix(vectors, lane_count, element)}{'_each' * each}"
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 10), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
@@ -135,9 +138,12 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
     following = list(sums)
     for m in range(rows):
         address = build.add(here_a, build.mul(row_step, word(m)))
-        value = build.load(build.inttoptr(address, scalar.as_pointer()), align=size)
-        spread = build.insert_element(undefined, value, ir.Constant(_I32, 0))
-        spread = build.shuffle_vector(spread, undefined, everywhere)
+        if each:
+            spread = build.load(build.inttoptr(address, vector.as_pointer()), align=size)
+        else:
+            value = build.load(build.inttoptr(address, scalar.as_pointer()), align=size)
+            spread = build.insert_element(undefined, value, ir.Constant(_I32, 0))
+            spread = build.shuffle_vector(spread, undefined, everywhere)
         for j in range(vectors):
             i = m * vectors + j
             following[i] = build.call(fma, [spread, columns[j], sums[i]])
@@ -170,10 +176,10 @@ def _emit_tile(module, rows: int, vectors: int, element) -> ir.Function:
     return function
 
 
-def _emit_switch(module, vectors: int, element) -> ir.Function:
+def _emit_switch(module, vectors: int, element, each: bool) -> ir.Function:
     """``void(rows, a, a_m, ...)``: jumps to the tile with that many rows."""
     size = 8 if element == types.float64 else 4
-    name = f"tile_{_suffix(vectors, lanes(size), element)}"
+    name = f"tile_{_suffix(vectors, lanes(size), element)}{'_each' * each}"
     if name in module.globals:
         return module.globals[name]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 11), name)
@@ -185,13 +191,13 @@ def _emit_switch(module, vectors: int, element) -> ir.Function:
     for rows in range(1, rows_limit() + 1):
         block = function.append_basic_block(f"rows_{rows}")
         case = ir.IRBuilder(block)
-        case.call(_emit_tile(module, rows, vectors, element), function.args[1:], tail=True)
+        case.call(_emit_tile(module, rows, vectors, element, each), function.args[1:], tail=True)
         case.ret_void()
         choice.add_case(ir.Constant(_I64, rows), block)
     return function
 
 
-def _tile_intrinsic(vectors: int):
+def _tile_intrinsic(vectors: int, each: bool = False):
     @intrinsic
     def multiply(typingctx, like, rows, a, a_m, a_k, taps, count, steps, b, c, first, flags):
         element = types.unliteral(like)
@@ -199,7 +205,7 @@ def _tile_intrinsic(vectors: int):
             return None
 
         def codegen(context, builder, signature, values):
-            function = _emit_switch(builder.module, vectors, element)
+            function = _emit_switch(builder.module, vectors, element, each)
             builder.call(function, values[1:])
             return context.get_dummy_value()
 
@@ -210,6 +216,7 @@ def _tile_intrinsic(vectors: int):
 
 multiply_wide = _tile_intrinsic(2)
 multiply_narrow = _tile_intrinsic(1)
+multiply_each = _tile_intrinsic(1, each=True)
 
 
 @intrinsic

@@ -10,8 +10,11 @@ loop as well as three hundred. The result passes through the epilogue in the fir
 The data gradient is the same kernel. With stride s the pixels of dx fall into s classes an axis, by position modulo s;
 each class meets its own subset of the taps, always the same one, and is a stride-1 convolution of dy with those taps.
 
-Cost. The arithmetic of the definition at 90 % of the machine's rate, plus one copy of the input (more by the overlap of
-blocks) and of the filters. Scratch: the packed filters and below 1 MB a thread.
+Depthwise filters, one channel each, would waste the tile: for them its lanes are channels, and each lane multiplies
+with a filter of its own.
+
+Cost. The arithmetic of the definition at 90 % of the machine's rate (depthwise 45 %), plus one copy of the input (more
+by the overlap of blocks) and of the filters. Scratch: the packed filters and below 1 MB a thread.
 
 Limits. Few filters waste the tile's width; 1x1 filters are a plain matrix product, which `conv.im2col_gemm` hands to
 BLAS.
@@ -34,7 +37,7 @@ from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
-from .._numba.microkernel import ADD, RELU, lanes, multiply_narrow, multiply_wide, rows_limit
+from .._numba.microkernel import ADD, RELU, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
 from .._numba.packing import (
     activate_panel,
     add_panel,
@@ -59,24 +62,24 @@ IN_CACHE = 0.35  # cost of moving a byte between a tensor and the cache's blocks
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, SRC_N, SRC_C, SRC_D, SRC_H, SRC_W, OUT_N, OUT_K, ADD_N, ADD_K,
     BLOCKS_D, BLOCKS_H, BLOCKS_W, SPLITS, BLOCK_D, BLOCK_H, BLOCK_W, STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W,
     SPAN_D, SPAN_H, SPAN_W, WIDTH, PANELS, C_BLOCK, SLAB, PANEL, SLOT, CODE, HAS_Z, PHASES,
-    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP, BIAS_STRIDE,
-) = range(48)  # fmt: skip
+    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP, BIAS_STRIDE, DEPTH,
+) = range(49)  # fmt: skip
 # A phase: size of its output grid; its first element and strides in y and in z; its packed filters; its taps twice, as
 # the tile runs them (offsets into the slab) and as they are packed (offsets into w).
 (
-    P_D, P_H, P_W, Y_BASE, Y_D, Y_H, Y_W, Z_BASE, Z_D, Z_H, Z_W, START, COUNT, STEPS, RUNS, TAPS, SOURCES,
-) = range(17)  # fmt: skip
-_HEAD, _PHASE = BIAS_STRIDE + 1, SOURCES + 1
+    P_D, P_H, P_W, Y_BASE, Y_D, Y_H, Y_W, Z_BASE, Z_D, Z_H, Z_W, START, COUNT, STEPS, RUNS, TAPS, SOURCES, SPREAD,
+) = range(18)  # fmt: skip
+_HEAD, _PHASE = DEPTH + 1, SPREAD + 1
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
 
 @separate
-def _multiply(width, slab, panel, weights, taps, count, steps, grid, jumps, first, flags, acc):
+def _multiply(width, slab, panel, weights, taps, count, steps, spread, grid, jumps, first, flags, acc):
     """The sums of one panel over some channels, for every pixel of a block, tile by tile.
 
     `grid` is the block's (depth, rows, columns) and `jumps` the slab's elements from one output pixel to the next
-    along each.
+    along each. `spread` is 0, or, where each filter has one channel of its own, the elements from step to step.
     """
     size = size_of(acc)
     tiles = (grid[2] + _ROWS - 1) // _ROWS
@@ -88,7 +91,9 @@ def _multiply(width, slab, panel, weights, taps, count, steps, grid, jumps, firs
             for tile in range(1, tiles + 1):
                 # The row is split evenly into as few tiles as possible.
                 rows = grid[2] * tile // tiles - done
-                if wide:
+                if spread:
+                    multiply_each(acc, rows, a, jumps[2], spread, taps, count, steps, weights, panel, first, flags)
+                elif wide:
                     multiply_wide(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
                 else:
                     multiply_narrow(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
@@ -124,12 +129,12 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
         ds, hs, ws = min(t[BLOCK_D], p[P_D] - d0), min(t[BLOCK_H], p[P_H] - h0), min(t[BLOCK_W], p[P_W] - w0)
         if ds <= 0 or hs <= 0 or ws <= 0:
             continue
-        taps, count, steps = table + p[TAPS] * 8, p[RUNS], p[STEPS]
+        taps, count, steps, spread = table + p[TAPS] * 8, p[RUNS], p[STEPS], p[SPREAD]
         pixels = ds * hs * ws
         jumps = (t[STEP_D] * counts[1] * counts[2] * channels, t[STEP_H] * counts[2] * channels, t[STEP_W] * channels)
         for k in range(first, last):
             at = group * t[PANELS] + k
-            weights = filters + (p[START] + at * p[COUNT] * channels * width) * size
+            weights = filters + (p[START] + at * p[COUNT] * t[DEPTH] * width) * size
             offset = bias + at * width * size if bias != 0 else 0
             # The tile itself adds the bias and clamps, where nothing has to come between.
             simple = f[0] == 1 and count > 0
@@ -139,13 +144,14 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
             if count == 0:
                 zero_panel(panel, pixels * width, acc)
             elif block == channels:
-                _multiply(width, slab, panel, weights, taps, count, steps, (ds, hs, ws), jumps, start, clamp, acc)
+                a = slab + k * width * size if spread else slab
+                _multiply(width, a, panel, weights, taps, count, steps, spread, (ds, hs, ws), jumps, start, clamp, acc)
             else:
                 for c0 in range(0, channels, block):
                     run = min(block, channels - c0)
                     a, b = slab + c0 * size, weights + c0 * count * width * size
                     flags = (ADD if c0 else 0) | (clamp if c0 + run == channels else 0)
-                    _multiply(width, a, panel, b, taps, count, run, (ds, hs, ws), jumps, start, flags, acc)
+                    _multiply(width, a, panel, b, taps, count, run, 0, (ds, hs, ws), jumps, start, flags, acc)
             if not simple:
                 finish_panel(panel, pixels, width, f[0], offset, acc)
             if code > clamp // RELU:
@@ -173,9 +179,9 @@ def _pack(part, parts, table, w, bias, filters, packed_bias, like, bias_like, ac
     for phase in range(t[PHASES]):
         p = pointer(table + (_HEAD + phase * _PHASE) * 8, 0)
         for group in range(t[GROUPS]):
-            to = filters + (p[START] + group * panels * p[COUNT] * t[C_COUNT] * width) * size_of(acc)
+            to = filters + (p[START] + group * panels * p[COUNT] * t[DEPTH] * width) * size_of(acc)
             from_ = w + group * t[W_GROUP] * size_of(like)
-            sizes = (t[K_COUNT], t[C_COUNT], t[C_BLOCK], p[COUNT])
+            sizes = (t[K_COUNT], t[DEPTH], min(t[C_BLOCK], t[DEPTH]), p[COUNT])
             strides = (t[W_K], t[W_C])
             pack_filters(part, parts, from_, to, sizes, strides, panels, width, table + p[SOURCES] * 8, like, acc)
     if bias != 0 and part == 0:
@@ -241,6 +247,18 @@ def even_parts(total: int, limit: int, unit: int = 1) -> int:
     return min(total, -(-part // unit) * unit)
 
 
+def grouping(g: Geometry, lane: int, forward: bool = True) -> tuple[int, int, int, int]:
+    """Groups, channels and filters of each, and channels of one filter, as the kernels see them.
+
+    A depthwise convolution (one channel and one filter a group) becomes groups of some vectors of channels.
+    """
+    channels, filters = g.C // g.G, g.K // g.G
+    if g.G > 1 and channels == filters == 1:
+        most = max([n for n in range(lane, 4 * lane + 1, lane) if g.C % n == 0], default=g.C)
+        return g.C // most, most, most, 1
+    return (g.G, channels, filters, channels) if forward else (g.G, filters, channels, filters)
+
+
 def aligned(elements: int, itemsize: int) -> int:
     """`elements` rounded up so that what follows them starts on a cache line."""
     unit = ALIGN // itemsize
@@ -261,7 +279,7 @@ class _Plan:
         self.acc = "f64" if "f64" in (source.dtype, target.dtype) else "f32"
         self.itemsize = 8 if self.acc == "f64" else 4
         self.processors = nb.worthwhile(problem.flops, problem.target.processors)
-        self.channels, self.filters = (g.C // g.G, g.K // g.G) if forward else (g.K // g.G, g.C // g.G)
+        self.groups, self.channels, self.filters, self.depth = grouping(g, lanes(self.itemsize), forward)
         self.taps = math.prod(g.filter)
         self._block(g)
         self._tabulate(problem, g, forward)
@@ -270,10 +288,13 @@ class _Plan:
         """Choose the tile's width, the block of channels, and the block of output pixels of a task."""
         lane = lanes(self.itemsize)
         vectors = -(-self.filters // lane)
-        self.width = lane if vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
+        self.each = self.depth < self.channels
+        self.width = lane if self.each or vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
         self.panels = -(-self.filters // self.width)
         limit = PANEL_BYTES // (self.taps * self.width * self.itemsize)
-        self.c_block = self.channels if limit >= self.channels else even_parts(self.channels, max(limit, 16), 16)
+        self.c_block = (
+            self.channels if self.each or limit >= self.channels else even_parts(self.channels, max(limit, 16), 16)
+        )
 
         d, h, w = (axis.points for axis in self.axes)
 
@@ -297,7 +318,7 @@ class _Plan:
                 block[axis] = even_parts(points, block[axis] // 2)
 
         def tasks():
-            return g.N * g.G * math.prod(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
+            return g.N * self.groups * math.prod(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
 
         # Enough tasks that no thread waits long for the last one: smaller blocks, then a share of the filters each.
         wanted = 3 * self.processors if self.processors > 1 else 1
@@ -315,7 +336,7 @@ class _Plan:
         z = problem.tensors.get("z")
         add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
         phases = list(itertools.product(*(axis.phases for axis in self.axes)))
-        phase_size = self.panels * self.width * self.channels * g.G
+        phase_size = self.panels * self.width * self.depth * self.groups
         records, tables, start = [], [], 0
         place = _HEAD + len(phases) * _PHASE
         for phase in phases:
@@ -326,34 +347,39 @@ class _Plan:
                 ((d * self.spans[1] + h) * self.spans[2] + w) * self.channels for (_, d), (_, h), (_, w) in combinations
             ]
             row = [w for _, w in phase[2][2]]
-            steps, runs = self.channels, offsets
-            if self.c_block == self.channels and row == list(range(row[0], row[0] + len(row))) if row else False:
+            steps, runs, spread = self.channels, offsets, 0
+            if self.each and row:
+                # One channel a filter: the steps are the taps of a row, which lie evenly.
+                steps, runs = len(row), offsets[:: len(row)]
+                spread = self.channels * (row[1] - row[0] if len(row) > 1 else 1)
+            elif self.c_block == self.channels and row == list(range(row[0], row[0] + len(row))) if row else False:
                 # The taps of a row are neighbours in the slab: one run of steps covers them.
                 steps, runs = self.channels * len(row), offsets[:: len(row)]
             records += [p[1] for p in phase]
             for strides in (target, add):
                 records.append(sum(f * s for f, s in zip(first, strides[2:], strict=True)))
                 records += [s * a.spread for s, a in zip(strides[2:], self.axes, strict=True)]
-            records += [start, len(offsets), steps, len(runs), place, place + len(runs)]
+            records += [start, len(offsets), steps, len(runs), place, place + len(runs), spread]
             tables += runs + sources
             place += len(runs) + len(sources)
             start += phase_size * len(offsets)
 
         lane = lanes(self.itemsize)
         self.filter_elements = aligned(start, self.itemsize)
-        self.bias_elements = aligned(g.G * self.panels * self.width, self.itemsize)
+        self.bias_elements = aligned(self.groups * self.panels * self.width, self.itemsize)
         slab = aligned(math.prod(self.spans) * self.channels, self.itemsize)
         panel = aligned((math.prod(self.block) + lane) * self.width, self.itemsize)
         self.slot_elements = slab + panel + aligned(staging_elements(), self.itemsize)
         epilogue = problem.epilogue
+        by_filter = forward or self.each
         values = [
-            g.G, self.channels, self.filters, *(axis.size for axis in self.axes), *source, *target[:2], *add[:2],
-            *self.blocks, self.splits, *self.block, *(axis.step for axis in self.axes),
+            self.groups, self.channels, self.filters, *(axis.size for axis in self.axes), *source,
+            *target[:2], *add[:2], *self.blocks, self.splits, *self.block, *(axis.step for axis in self.axes),
             *(axis.low for axis in self.axes), *self.spans, self.width, self.panels, self.c_block, slab, panel,
             self.slot_elements, nb.ACTIVATIONS[epilogue.activation], int(z is not None), len(phases),
             self.tasks, min(self.panels, 4 * self.processors), self.filter_elements, self.bias_elements,
-            *((w_k, w_c) if forward else (w_c, w_k)), g.K // g.G * w_k,
-            problem["bias"].strides[0] if "bias" in problem.inputs else 0,
+            *((w_k, w_c) if by_filter else (w_c, w_k)), w_k * (self.filters if by_filter else self.channels),
+            problem["bias"].strides[0] if "bias" in problem.inputs else 0, self.depth,
         ]  # fmt: skip
         assert len(values) == _HEAD
         self.table = torch.tensor(values + records + tables, dtype=torch.int64)
@@ -389,7 +415,10 @@ class Direct(Engine):
     def cost(self, problem, config):
         plan = _plan(problem)
         product = roofline(
-            problem, flops=problem.flops * plan.panels * plan.width / plan.filters, launches=2, dtype=plan.acc
+            problem,
+            flops=problem.flops * plan.panels * plan.width / plan.filters * (2 if plan.each else 1),
+            launches=2,
+            dtype=plan.acc,
         )
         # Slabs stay in the cache and so does the result until it is stored; packed filters are written and read.
         slabs = plan.tasks * math.prod(plan.spans) * plan.channels

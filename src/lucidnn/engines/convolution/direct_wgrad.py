@@ -27,9 +27,9 @@ from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, same_type, size_of, store
-from .._numba.microkernel import ADD, lanes, multiply_narrow, multiply_wide, rows_limit
+from .._numba.microkernel import ADD, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
 from .._numba.packing import pack_row, pack_slab, staging_elements, unpack_filters, zero_panel
-from .direct import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts
+from .direct import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping
 
 PIXELS = 192  # pixels of a block: with 32 filters 24 KB of dy, which stay in the first-level cache
 CHUNK_ELEMENTS = 144  # of each filter that the reduction takes at once: with 32 filters 18 KB
@@ -41,14 +41,18 @@ COPIES = 64 << 20  # bytes that the parts' sums may take together before parts s
     STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W, BLOCK_H, BLOCK_W, BLOCKS_H, BLOCKS_W, BLOCKS, SPAN_D, SPAN_H, SPAN_W,
     WIDTH, PANELS, RUNS, RUN, TAPS, SLAB, PANEL, SLOT, SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, C_STRIDE, K_STRIDE,
     G_STRIDE, ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, CHUNK, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
-) = range(57)  # fmt: skip
+    DEPTH, SPREAD,
+) = range(59)  # fmt: skip
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
 
 @separate
-def _accumulate(width, slab, panel, sums, runs, run, run_table, row_table, rows, steps, pixel, flags, acc):
-    """Add one block's pixels to one panel's sums: every run of neighbours in the slab, tile by tile."""
+def _accumulate(width, slab, panel, sums, runs, run, spread, run_table, row_table, rows, steps, pixel, flags, acc):
+    """Add one block's pixels to one panel's sums: every run of neighbours in the slab, tile by tile.
+
+    Where each filter has one channel of its own, a run is a filter row's taps, `spread` elements apart; else that is 0.
+    """
     size = size_of(acc)
     offsets = pointer(run_table, 0)
     tiles = (run + _ROWS - 1) // _ROWS
@@ -58,12 +62,14 @@ def _accumulate(width, slab, panel, sums, runs, run, run_table, row_table, rows,
         done = 0
         for tile in range(1, tiles + 1):
             count = run * tile // tiles - done
-            if wide:
+            if spread:
+                multiply_each(acc, count, a, spread, pixel, row_table, rows, steps, panel, sums, 0, flags)
+            elif wide:
                 multiply_wide(acc, count, a, 1, pixel, row_table, rows, steps, panel, sums, 0, flags)
             else:
                 multiply_narrow(acc, count, a, 1, pixel, row_table, rows, steps, panel, sums, 0, flags)
             done += count
-            a += count * size
+            a += count * max(spread, 1) * size
             sums += count * width * size
 
 
@@ -112,8 +118,9 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
                 _pack_gradient(dy, at, y_strides, rows, columns, valid, width, panel, stage, like, acc)
                 to = sums + (pixel_part * t[SUMS] + (group * t[PANELS] + k) * per_panel) * size
                 flags = ADD if block > begin else 0
+                a = slab + k * width * size if t[SPREAD] else slab
                 _accumulate(
-                    width, slab, panel, to, t[RUNS], t[RUN], table + t[RUN_TABLE] * 8, table + t[ROW_TABLE] * 8,
+                    width, a, panel, to, t[RUNS], t[RUN], t[SPREAD], table + t[RUN_TABLE] * 8, table + t[ROW_TABLE] * 8,
                     rows, columns, t[STEP_W] * channels, flags, acc,
                 )  # fmt: skip
 
@@ -125,7 +132,7 @@ def _reduce(part, parts, table, scalars, sums, z, dw, acc, z_like, out):
     source, target, add = pointer(sums, acc), pointer(dw, out), pointer(z, z_like)
     to, from_ = pointer(table + t[TAP_TABLE] * 8, 0), pointer(table + t[Z_TABLE] * 8, 0)
     alpha, beta = cast(f[0], acc), cast(f[1], acc)
-    channels, width, panels, taps = t[C_COUNT], t[WIDTH], t[PANELS], t[TAPS]
+    channels, width, panels, taps = t[DEPTH], t[WIDTH], t[PANELS], t[TAPS]
     # Dense filters are written in order, whether their taps or their channels are neighbours.
     outer, inner = (taps, t[CHUNK]) if t[C_STRIDE] == 1 else (t[CHUNK], taps)
     chunks = (channels + t[CHUNK] - 1) // t[CHUNK]
@@ -168,7 +175,7 @@ def _filter_gradient(table, scalars, x, dy, z, dw, scratch, threads, like, acc, 
     sums = (scratch + ALIGN - 1) // ALIGN * ALIGN
     rest = sums + t[PIXEL_PARTS] * t[SUMS] * size_of(acc)
     nb.launch(_part, t[PARTS], threads, (table, x, dy, sums, rest, like, acc))
-    items = t[GROUPS] * t[PANELS] * ((t[C_COUNT] + t[CHUNK] - 1) // t[CHUNK])
+    items = t[GROUPS] * t[PANELS] * ((t[DEPTH] + t[CHUNK] - 1) // t[CHUNK])
     nb.launch(_reduce, min(4 * threads, items), threads, (table, scalars, sums, z, dw, acc, z_like, out))
 
 
@@ -179,7 +186,9 @@ class _Plan:
         g = Geometry.of(problem)
         self.acc = "f64" if "f64" in (g.x.dtype, g.w.dtype) else "f32"
         self.itemsize = 8 if self.acc == "f64" else 4
-        self.channels, self.filters, self.taps = g.C // g.G, g.K // g.G, math.prod(g.filter)
+        self.groups, self.channels, self.filters, self.depth = grouping(g, lanes(self.itemsize))
+        self.each = self.depth < self.channels
+        self.taps = math.prod(g.filter)
         self._block(problem, g)
         self._tabulate(problem, g)
 
@@ -187,7 +196,7 @@ class _Plan:
         """Choose the tile's width, the block of pixels, and how pixels and filters are dealt out to parts."""
         lane = lanes(self.itemsize)
         vectors = -(-self.filters // lane)
-        self.width = lane if vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
+        self.width = lane if self.each or vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
         self.panels = -(-self.filters // self.width)
         _, h, w = g.out_size
         pixels = PIXELS * 4 // self.itemsize
@@ -207,10 +216,10 @@ class _Plan:
             rows = even_parts(h, rows // 2)
         self.rows, self.columns, self.spans = rows, columns, spans(rows, columns)
         self.blocks = g.N * g.out_size[0] * -(-h // rows) * -(-w // columns)
-        self.sums = aligned(g.G * self.panels * self.taps * self.channels * self.width, self.itemsize)
+        self.sums = aligned(self.groups * self.panels * self.taps * self.depth * self.width, self.itemsize)
         processors = nb.worthwhile(problem.flops, problem.target.processors)
         copies = max(1, COPIES // (self.sums * self.itemsize))
-        slabs = self.blocks * math.prod(self.spans) * self.channels * g.G
+        slabs = self.blocks * math.prod(self.spans) * self.channels * self.groups
 
         def moved(pixel_parts):
             # Parts that share pixels pack them each; parts that share filters keep their own sums and add them later.
@@ -234,8 +243,10 @@ class _Plan:
             t * g.dilation[0] * plane + r * g.dilation[1] * row + s * g.dilation[2] * self.channels
             for t, r, s in itertools.product(*map(range, g.filter))
         ]
-        run = self.channels
-        if joined:
+        run, spread = self.channels, 0
+        if self.each:
+            starts, run, spread = starts[:: g.filter[2]], g.filter[2], g.dilation[2] * self.channels
+        elif joined:
             # The taps of a filter row are neighbours in the slab: one run of rows covers them.
             starts, run = starts[:: g.filter[2]], self.channels * g.filter[2]
         taps, z_taps = (
@@ -247,15 +258,17 @@ class _Plan:
         panel = aligned(self.rows * self.columns * self.width, self.itemsize)
         self.slot = slab + panel + aligned(staging_elements(), self.itemsize)
         (w_k, w_c), (z_k, z_c) = g.w_strides[:2], z_strides[:2]
-        head = ROW_TABLE + 1
+        head = SPREAD + 1
         places = [head, head + len(starts)]
         places += [places[1] + len(taps), places[1] + 2 * len(taps)]
         values = [
-            g.G, self.channels, self.filters, *g.in_size, *g.x_strides, *g.y_strides, *g.out_size, *g.stride, *g.pad,
-            self.rows, self.columns, -(-g.out_size[1] // self.rows), -(-g.out_size[2] // self.columns), self.blocks,
+            self.groups, self.channels, self.filters, *g.in_size, *g.x_strides, *g.y_strides, *g.out_size, *g.stride,
+            *g.pad, self.rows, self.columns, -(-g.out_size[1] // self.rows), -(-g.out_size[2] // self.columns),
+            self.blocks,
             *self.spans, self.width, self.panels, len(starts), run, self.taps, slab, panel, self.slot, self.sums,
             self.pixel_parts, self.filter_parts, self.parts, w_c, w_k, self.filters * w_k, z_c, z_k, self.filters * z_k,
-            int(z is not None), even_parts(self.channels, max(CHUNK_ELEMENTS // self.taps, 1), lane), *places,
+            int(z is not None), even_parts(self.depth, max(CHUNK_ELEMENTS // self.taps, 1), lane), *places,
+            self.depth, spread,
         ]  # fmt: skip
         self.table = torch.tensor(values + starts + taps + z_taps + rows, dtype=torch.int64)
         self.scalars = torch.tensor([problem.epilogue.alpha, problem.epilogue.beta], dtype=torch.float64)
@@ -289,7 +302,10 @@ class DirectWgrad(Engine):
     def cost(self, problem, config):
         plan = _plan(problem)
         product = roofline(
-            problem, flops=problem.flops * plan.panels * plan.width / plan.filters, launches=2, dtype=plan.acc
+            problem,
+            flops=problem.flops * plan.panels * plan.width / plan.filters * (2 if plan.each else 1),
+            launches=2,
+            dtype=plan.acc,
         )
         # Slabs and panels stay in the cache; the parts' sums are written, read and written out.
         slabs = plan.blocks * math.prod(plan.spans) * plan.channels * plan.filter_parts
