@@ -74,7 +74,8 @@ class Plan:
         self._idle = all(t.numel == 0 for t in outputs)
         self._uint8, self._allocate = torch.uint8, torch.empty_strided
         # The framework's compiled graphs allocate through this: half the time of `empty_strided`.
-        quick = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        quick = getattr(guards, "_empty_strided_cpu", None)
         if quick and not problem.target.is_gpu:
             self._allocate = lambda size, stride, *, dtype, device: quick(size, stride, dtype)
         try:
