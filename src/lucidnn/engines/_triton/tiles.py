@@ -29,6 +29,7 @@ _VECTOR = (
     (32, 32, 4, 4, 0.18), (128, 16, 4, 4, 0.18), (64, 16, 4, 4, 0.14), (16, 16, 4, 4, 0.04),
 )  # fmt: skip
 STEP_LATENCY = 0.25e-6  # seconds a trip of the loop takes where one block has a processor for itself
+THROUGH_REGISTERS = 4.0  # times longer, where matrix units would read shared memory themselves
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,7 @@ from ...core.problem import Problem
 from .._triton.conv_gather import DTYPES, ORDER, View, gather
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
-from .._triton.tiles import ranked, seconds, shapes
-
-THROUGH_REGISTERS = 4.0  # times longer, where matrix units would read shared memory themselves
+from .._triton.tiles import THROUGH_REGISTERS, ranked, seconds, shapes
 
 
 class ImplicitGemm(TritonEngine):

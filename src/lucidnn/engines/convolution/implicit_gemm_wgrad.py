@@ -16,7 +16,7 @@ from ...core.problem import Problem
 from .._triton.conv_wgrad import DTYPES, View, wgrad
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
-from .._triton.tiles import seconds
+from .._triton.tiles import THROUGH_REGISTERS, seconds
 
 
 class ImplicitGemmWgrad(TritonEngine):
@@ -47,7 +47,10 @@ class ImplicitGemmWgrad(TritonEngine):
         split, target = View.of(problem).split, problem.target
         traffic = problem.bytes / (0.8 * target.bandwidth)
         launches = 1 if split.parts(config) == 1 else 2
-        return max(seconds(split.gemm, config, target), traffic) + launches * LAUNCH[target.kind]
+        # wgmma wants TF32 operands with the reduction, here the pixels, innermost; others go through registers.
+        turned = problem.math == "tf32" and any(t.is_channels_last for _, t in problem.items[:2])
+        detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
+        return max(detour * seconds(split.gemm, config, target), traffic) + launches * LAUNCH[target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         return wgrad(problem, View.of(problem), config, 0)
