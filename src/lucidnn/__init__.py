@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnknownEngine,
     )
     from .core.operation import Epilogue, Operation
-    from .core.plan import Plan, candidates, explain, find, select
+    from .core.plan import Plan, candidates, explain, find, observe, select
     from .core.problem import Problem
     from .core.settings import Settings, configure, using
     from .core.target import Target
@@ -60,6 +60,7 @@ __all__ = [
     "explain",
     "find",
     "functional",
+    "observe",
     "ops",
     "read_problems",
     "select",
@@ -85,6 +86,7 @@ _PUBLIC: dict[str, str | None] = {
     "candidates": "lucidnn.core.plan",
     "explain": "lucidnn.core.plan",
     "find": "lucidnn.core.plan",
+    "observe": "lucidnn.core.plan",
     "select": "lucidnn.core.plan",
     "Problem": "lucidnn.core.problem",
     "read_problems": "lucidnn.testing",
