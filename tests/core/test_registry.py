@@ -156,9 +156,9 @@ print(conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).item())
 
 
 @pytest.mark.parametrize("name", sorted(registry.engines()))
-def test_an_engines_hash_is_its_files(name):
+def test_an_engines_hash_covers_its_file(name):
     from lucidnn.tuning import source_hash
 
     e = registry.get(name)
-    assert e.source() == Path(sys.modules[type(e).__module__].__file__).read_bytes()
+    assert Path(sys.modules[type(e).__module__].__file__).read_bytes() in e.source()
     assert len(source_hash(e)) == 12
