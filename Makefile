@@ -3,7 +3,8 @@
 #   make demo      train the small network on lucidnn's convolutions; ARGS="--epochs 1 --device cpu" goes to the command
 #   make test      the test suite, then the Triton kernels in Triton's interpreter; ARGS="-k conv -x" goes to pytest
 #   make lint      ruff, pyright, import contracts
-#   make gpu       the GPU test suite           make bench        the benchmarks, into benchmarks/results
+#   make gpu       the GPU test suite, in WORKERS=8 processes since most of it is compilation
+#   make bench     the benchmarks, into benchmarks/results
 #   make docs-table   write the README's table of results from benchmarks/results
 #   make clean     remove .venv and caches
 #
@@ -99,7 +100,7 @@ format: $(call READY,lint)
 
 gpu: $(call READY,test)
 	@$(PY) -c 'import torch; raise SystemExit(None if torch.cuda.is_available() else f"make gpu needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} sees none.")'
-	@$(PY) -m pytest -m gpu $(ARGS)
+	@$(PY) -m pytest -m gpu -n $(or $(WORKERS),8) $(ARGS)
 
 bench: $(call READY,test)
 	@$(PY) -m benchmarks.run $(ARGS)
