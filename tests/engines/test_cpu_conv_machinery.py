@@ -87,6 +87,23 @@ def test_directory_that_cannot_be_made(tmp_path):
     assert separate_process(blocked, before=nowhere) > 0
 
 
+def test_edit_of_a_kernel_reaches_those_that_call_it(tmp_path):
+    """The caller's machine code names the callee's: when that changes it is compiled anew, not linked to nothing."""
+    (tmp_path / "caller.py").write_text(
+        "import callee\nfrom lucidnn.engines import _numba as nb\n\n\n"
+        "@nb.kernel\ndef twice(value):\n    return 2 * callee.change(value)\n"
+    )
+    where = os.environ | {"LUCIDNN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    for step in (1, 1, 5):
+        (tmp_path / "callee.py").write_text(
+            "from lucidnn.engines import _numba as nb\n\n\n"
+            f"@nb.separate\ndef change(value):\n    return value + {step}\n"
+        )
+        command = [sys.executable, "-B", "-c", "import caller; print(caller.twice(10))"]
+        result = subprocess.run(command, check=False, env=where, capture_output=True, text=True, timeout=600)
+        assert result.stdout.strip() == str(2 * (10 + step)), result.stderr[-2000:]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_forked_child_computes():
     """After a parallel call in the parent: the child has no OpenMP threads and must not wait for them.

@@ -19,8 +19,9 @@ and holds no lock; an entry function hands the parts to the threads::
 
 * ``kernel`` compiles without the interpreter lock, without bounds checks, with IEEE NaN and infinity, and
   keeps the machine code on disk (`jit`).
+* ``separate`` makes a kernel that other kernels call by name instead of compiling it again.
 * ``launch`` runs the parts on the OpenMP pool that torch itself uses (`pool`); ``threads()`` is how many to
-  ask for.
+  ask for, ``worthwhile`` how many pay. ``launch_tasks`` gives each thread a slot of scratch memory.
 * ``pointer``, ``load``, ``store``, ``cast`` and ``token`` hide the 16-bit types (`memory`).
 * ``activate`` and ``activate_grad`` are the activations by code (`epilogue`).
 

@@ -124,9 +124,10 @@ class _CacheFiles(CompileResultCacheImpl):
     def rebuild(self, target_context, payload):
         # The machine code names the separately compiled kernels that it calls: they must be there before it is linked.
         needed, code = payload
-        for module, name, argument_types in needed:
-            callee = getattr(importlib.import_module(module), name)
-            _provide(getattr(callee, "dispatcher", callee), argument_types)
+        for module, function, argument_types, name in needed:
+            callee = getattr(importlib.import_module(module), function)
+            if _provide(getattr(callee, "dispatcher", callee), argument_types) != name:
+                raise LookupError(f"{name} has changed since")
         return super().rebuild(target_context, code)
 
 
@@ -216,7 +217,7 @@ def call_separately(context, builder, dispatcher, argument_types, values):
     function = dispatcher.py_func
     library = context.active_code_library
     noted = getattr(library, "_lucidnn_needs", set())
-    library._lucidnn_needs = noted | {(function.__module__, function.__name__, argument_types)}
+    library._lucidnn_needs = noted | {(function.__module__, function.__name__, argument_types, name)}
     result = dispatcher.overloads[argument_types].signature.return_type
     convention = context.call_conv
     kind = convention.get_function_type(result, argument_types)

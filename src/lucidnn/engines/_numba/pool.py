@@ -40,7 +40,7 @@ _SYMBOL = "lucidnn_parallel"
 
 
 def _openmp_libraries() -> list[str]:
-    """OpenMP libraries to ask for an entry point, the one already in this process first."""
+    """OpenMP libraries to ask for an entry point: first those already in this process, torch's own before others'."""
     found = []
     try:
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -50,6 +50,7 @@ def _openmp_libraries() -> list[str]:
     except OSError:
         pass
     directory = Path(torch.__file__).parent / "lib"
+    found.sort(key=lambda path: not path.startswith(str(directory.parent)))
     return [*dict.fromkeys(found), *(str(path) for path in sorted(directory.glob("lib*omp*")))]
 
 

@@ -310,7 +310,7 @@ class DirectWgrad(Engine):
         # Slabs and panels stay in the cache; the parts' sums are written, read and written out.
         slabs = plan.blocks * math.prod(plan.spans) * plan.channels * plan.filter_parts
         panels = plan.blocks * plan.rows * plan.columns * plan.panels * plan.width
-        packed = IN_CACHE * (slabs + panels) + 3 * plan.pixel_parts * plan.sums
+        packed = IN_CACHE * (slabs + panels) + 2 * plan.pixel_parts * plan.sums
         return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
 
     def build(self, problem, config):
