@@ -81,7 +81,7 @@ def test_an_engine_refuses_or_is_right_at_length(problem, pick, seed):
 
 
 @pytest.mark.gpu
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data(), PICK, SEED)
 def test_an_engine_refuses_or_is_right_on_a_gpu(data, pick, seed):
     refuses_or_is_right(data.draw(problems(Target.of("cuda"))), pick, seed, torch.device("cuda"))
