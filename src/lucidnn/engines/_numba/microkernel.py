@@ -4,8 +4,8 @@
 
     c[m, n] (+)= sum over taps t, steps i of  a[m * a_m + taps[t] + i * a_k] * b[(t * steps + i) * width + n]
 
-for ``m < rows`` and ``n < width``. Sums start from zero, from one row of values for all m (the bias), or from what `c`
-holds; a ReLU can be applied before they are stored. One element of `a` is broadcast and multiplied with vectors of `b`.
+for ``m < rows`` and ``n < width``. Sums start from zero or from one row of values for all m (the bias), and what `c`
+holds is added if wished; a ReLU can be applied before they are stored. One element of `a` is broadcast and multiplied with vectors of `b`.
 The two strides and the table of tap offsets make the three directions of a convolution one kernel: forward and data
 gradient let m run over pixels and the steps over channels (and over filter columns, where those are neighbours in
 memory), the filter gradient lets m run over channels and the steps over pixels.
@@ -33,7 +33,7 @@ from numba.core import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-ADD, RELU = 1, 2  # flags of a tile: start from what is in c; clamp the result at zero
+ADD, RELU = 1, 2  # flags of a tile: add what is in c; clamp the result at zero
 _I64 = ir.IntType(64)
 _I32 = ir.IntType(32)
 
@@ -79,9 +79,9 @@ def _emit_tile(module, rows: int, vectors: int, element, each: bool) -> ir.Funct
     function.linkage = "internal"
     function.attributes.add("noinline")
     a, a_m, a_k, taps, count, steps, b, c, first, flags = function.args
-    entry, same, previous, tap, step, tap_end, clamp, finish = (
+    entry, tap, step, tap_end, ended, previous, summed, clamp, finish = (
         function.append_basic_block(n)
-        for n in ("entry", "same", "previous", "tap", "step", "tap_end", "clamp", "finish")
+        for n in ("entry", "tap", "step", "tap_end", "ended", "previous", "summed", "clamp", "finish")
     )
     fma_name = f"llvm.fmuladd.v{lane_count}{'f64' if size == 8 else 'f32'}"
     fma = module.globals.get(fma_name) or ir.Function(module, ir.FunctionType(vector, [vector] * 3), fma_name)
@@ -94,18 +94,12 @@ def _emit_tile(module, rows: int, vectors: int, element, each: bool) -> ir.Funct
     row_step, depth_step = build.mul(a_m, word(size)), build.mul(a_k, word(size))
     result = build.inttoptr(c, vector.as_pointer())
     zero = ir.Constant(vector, None)
-    build.cbranch(build.icmp_signed("!=", build.and_(flags, word(ADD)), word(0)), previous, same)
 
     # Every row starts from the same values: those at `first`, or zero.
-    build.position_at_end(same)
     start = build.inttoptr(build.select(build.icmp_signed("==", first, word(0)), c, first), vector.as_pointer())
     has_first = build.icmp_signed("!=", first, word(0))
     values = [build.load(build.gep(start, [word(j)]), align=size) for j in range(vectors)]
     values = [build.select(has_first, value, zero) for value in values]
-    build.branch(tap)
-
-    build.position_at_end(previous)
-    before = [build.load(build.gep(result, [word(i)]), align=size) for i in range(number)]
     build.branch(tap)
 
     # One tap: a run of steps along which both operands advance by constant strides.
@@ -117,9 +111,9 @@ def _emit_tile(module, rows: int, vectors: int, element, each: bool) -> ir.Funct
             phi.add_incoming(value, block)
         return phi
 
-    index = carried(_I64, (word(0), same), (word(0), previous))
-    tap_b = carried(_I64, (b, same), (b, previous))
-    tap_sums = [carried(vector, (values[i % vectors], same), (before[i], previous)) for i in range(number)]
+    index = carried(_I64, (word(0), entry))
+    tap_b = carried(_I64, (b, entry))
+    tap_sums = [carried(vector, (values[i % vectors], entry)) for i in range(number)]
     offset = build.load(build.gep(build.inttoptr(taps, _I64.as_pointer()), [index]))
     tap_a = build.add(a, build.mul(offset, word(size)))
     build.branch(step)
@@ -158,18 +152,28 @@ def _emit_tile(module, rows: int, vectors: int, element, each: bool) -> ir.Funct
     next_index = build.add(index, word(1))
     for phi, value in zip([index, tap_b, *tap_sums], [next_index, next_b, *following], strict=True):
         phi.add_incoming(value, tap_end)
-    ended = function.append_basic_block("ended")
     build.cbranch(build.icmp_signed("<", next_index, count), tap, ended)
 
+    # What `c` holds is added at the end, not summed onto: one long chain of additions loses more digits than a few
+    # short ones, and the framework's kernels keep theirs short.
     build.position_at_end(ended)
+    build.cbranch(build.icmp_signed("!=", build.and_(flags, word(ADD)), word(0)), previous, summed)
+
+    build.position_at_end(previous)
+    held = [build.load(build.gep(result, [word(i)]), align=size) for i in range(number)]
+    totals = [build.fadd(value, before) for value, before in zip(following, held, strict=True)]
+    build.branch(summed)
+
+    build.position_at_end(summed)
+    whole = [carried(vector, (following[i], ended), (totals[i], previous)) for i in range(number)]
     build.cbranch(build.icmp_signed("!=", build.and_(flags, word(RELU)), word(0)), clamp, finish)
 
     build.position_at_end(clamp)
-    clamped = [build.select(build.fcmp_ordered("<=", value, zero), zero, value) for value in following]
+    clamped = [build.select(build.fcmp_ordered("<=", value, zero), zero, value) for value in whole]
     build.branch(finish)
 
     build.position_at_end(finish)
-    final = [carried(vector, (following[i], ended), (clamped[i], clamp)) for i in range(number)]
+    final = [carried(vector, (whole[i], summed), (clamped[i], clamp)) for i in range(number)]
     for i, value in enumerate(final):
         build.store(value, build.gep(result, [word(i)]), align=size)
     build.ret_void()

@@ -71,6 +71,7 @@ IN_CACHE = 0.35  # cost of moving a byte between a tensor and the cache's blocks
 ) = range(18)  # fmt: skip
 _HEAD, _PHASE = DEPTH + 1, SPREAD + 1
 _ROWS = rows_limit()
+CHAIN = 192  # terms that are summed one after another before the sum is put aside
 _VECTOR = lanes(1)  # bytes
 
 
@@ -84,6 +85,7 @@ def _multiply(width, slab, panel, weights, taps, count, steps, spread, grid, jum
     size = size_of(acc)
     tiles = (grid[2] + _ROWS - 1) // _ROWS
     wide = width * size > _VECTOR
+    taps_a_chain = max(1, CHAIN // steps)
     for d in range(grid[0]):
         for h in range(grid[1]):
             a = slab + (d * jumps[0] + h * jumps[1]) * size
@@ -91,12 +93,22 @@ def _multiply(width, slab, panel, weights, taps, count, steps, spread, grid, jum
             for tile in range(1, tiles + 1):
                 # The row is split evenly into as few tiles as possible.
                 rows = grid[2] * tile // tiles - done
-                if spread:
-                    multiply_each(acc, rows, a, jumps[2], spread, taps, count, steps, weights, panel, first, flags)
-                elif wide:
-                    multiply_wide(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
-                else:
-                    multiply_narrow(acc, rows, a, jumps[2], 1, taps, count, steps, weights, panel, first, flags)
+                # Long sums are made of chains of at most CHAIN terms, each summed for itself and then added.
+                for t0 in range(0, count, taps_a_chain):
+                    n = min(taps_a_chain, count - t0)
+                    for s0 in range(0, steps, CHAIN):
+                        run = min(CHAIN, steps - s0)
+                        start = first if t0 + s0 == 0 else 0
+                        flag = flags & ADD if t0 + s0 == 0 else ADD
+                        flag |= flags & RELU if t0 + n == count and s0 + run == steps else 0
+                        left, where = a + s0 * max(spread, 1) * size, taps + t0 * 8
+                        right = weights + (t0 * steps + s0) * width * size
+                        if spread:
+                            multiply_each(acc, rows, left, jumps[2], spread, where, n, run, right, panel, start, flag)
+                        elif wide:
+                            multiply_wide(acc, rows, left, jumps[2], 1, where, n, run, right, panel, start, flag)
+                        else:
+                            multiply_narrow(acc, rows, left, jumps[2], 1, where, n, run, right, panel, start, flag)
                 done += rows
                 a += rows * jumps[2] * size
                 panel += rows * width * size
@@ -151,7 +163,8 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
                     run = min(block, channels - c0)
                     a, b = slab + c0 * size, weights + c0 * count * width * size
                     flags = (ADD if c0 else 0) | (clamp if c0 + run == channels else 0)
-                    _multiply(width, a, panel, b, taps, count, run, 0, (ds, hs, ws), jumps, start, flags, acc)
+                    onto = start if c0 == 0 else 0
+                    _multiply(width, a, panel, b, taps, count, run, 0, (ds, hs, ws), jumps, onto, flags, acc)
             if not simple:
                 finish_panel(panel, pixels, width, f[0], offset, acc)
             if code > clamp // RELU:
