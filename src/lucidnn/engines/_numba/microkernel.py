@@ -5,7 +5,8 @@
     c[m, n] (+)= sum over taps t, steps i of  a[m * a_m + taps[t] + i * a_k] * b[(t * steps + i) * width + n]
 
 for ``m < rows`` and ``n < width``. Sums start from zero or from one row of values for all m (the bias), and what `c`
-holds is added if wished; a ReLU can be applied before they are stored. One element of `a` is broadcast and multiplied with vectors of `b`.
+holds is added if wished; a ReLU can be applied before they are stored. One element of `a` is broadcast and multiplied
+with vectors of `b`.
 The two strides and the table of tap offsets make the three directions of a convolution one kernel: forward and data
 gradient let m run over pixels and the steps over channels (and over filter columns, where those are neighbours in
 memory), the filter gradient lets m run over channels and the steps over pixels.
