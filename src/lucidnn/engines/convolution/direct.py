@@ -35,6 +35,7 @@ from ...core.engine import Engine, Refusals
 from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
+from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
 from .._numba.microkernel import ADD, RELU, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
@@ -49,13 +50,8 @@ from .._numba.packing import (
     zero_panel,
 )
 
-ALIGN = 64
-TYPES = ("f64", "f32", "f16", "bf16")
 SCRATCH_PIXELS = 256  # pixels of a task: 32 KB of float32 results for one panel of filters
-SLAB_BYTES = 384 << 10  # leaves room in a 1 MB second-level cache for filters and results
 PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and again
-
-IN_CACHE = 0.35  # cost of moving a byte between a tensor and the cache's blocks, in bytes of memory traffic
 
 # The integers that the kernels read, in this order, at the head of one table; the records of phases and taps follow.
 (
@@ -251,31 +247,6 @@ class _Axis:
         low = max([0, *(-q for _, _, hits in found for q, _ in hits)])
         phases = tuple((first, count, tuple((r, q + low) for q, r in hits)) for first, count, hits in found)
         return cls(points, 1, low, stride, phases)
-
-
-def even_parts(total: int, limit: int, unit: int = 1) -> int:
-    """Size of the parts when `total` is cut evenly into the fewest parts of at most `limit`; a multiple of `unit`."""
-    pieces = -(-total // max(min(limit, total), 1))
-    part = -(-total // pieces)
-    return min(total, -(-part // unit) * unit)
-
-
-def grouping(g: Geometry, lane: int, forward: bool = True) -> tuple[int, int, int, int]:
-    """Groups, channels and filters of each, and channels of one filter, as the kernels see them.
-
-    A depthwise convolution (one channel and one filter a group) becomes groups of some vectors of channels.
-    """
-    channels, filters = g.C // g.G, g.K // g.G
-    if g.G > 1 and channels == filters == 1:
-        most = max([n for n in range(lane, 4 * lane + 1, lane) if g.C % n == 0], default=g.C)
-        return g.C // most, most, most, 1
-    return (g.G, channels, filters, channels) if forward else (g.G, filters, channels, filters)
-
-
-def aligned(elements: int, itemsize: int) -> int:
-    """`elements` rounded up so that what follows them starts on a cache line."""
-    unit = ALIGN // itemsize
-    return -(-elements // unit) * unit
 
 
 class _Plan:

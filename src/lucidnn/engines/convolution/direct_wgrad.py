@@ -25,11 +25,11 @@ from ...core.engine import Engine, Refusals
 from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
+from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, same_type, size_of, store
 from .._numba.microkernel import ADD, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
 from .._numba.packing import pack_row, pack_slab, staging_elements, unpack_filters, zero_panel
-from .direct import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping
 
 PIXELS = 192  # pixels of a block: with 32 filters 24 KB of dy, which stay in the first-level cache
 CHUNK_ELEMENTS = 144  # of each filter that the reduction takes at once: with 32 filters 18 KB
