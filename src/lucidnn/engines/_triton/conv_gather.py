@@ -40,7 +40,7 @@ from .tiles import Gemm
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
-ORDER = {"GROUP_M": 8, "TAPS_INNER": False}  # in which tiles are dealt out, and in which a tile's loop runs
+ORDER = {"GROUP_M": 8, "TAPS_INNER": True}  # in which tiles are dealt out, and in which a tile's loop runs
 
 
 @triton.jit
@@ -169,6 +169,10 @@ def conv_gather(
                 block = step - tap * blocks
             c = block * BLOCK_K + tl.arange(0, BLOCK_K)
             ok_c = c < RED
+        if PHASED and not EVEN:
+            # Pixels that no tap meets are sums of zeros. A choice between 0 and acc after the loop would say the same,
+            # but around a loop of one trip the assembler of Triton 3.6 takes the wgmma out and leaves zeros everywhere.
+            ok_c = ok_c & (found > 0)
         if WIDE:
             tap = tap.to(tl.int64)
             c = c.to(tl.int64)
@@ -221,7 +225,6 @@ def conv_gather(
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     # ---- the epilogue
     if PHASED:
-        acc = tl.where(found > 0, acc, 0.0)
         q = q * STRIDE_W + phase % STRIDE_W
         p = p * STRIDE_H + phase_h % STRIDE_H
         ok_m = ok_m & (q < dst_w) & (p < dst_h)
@@ -305,6 +308,12 @@ class View:
         return self.red < PACK_BELOW
 
     @property
+    def gaps(self) -> bool:
+        """Whether there are phases whose pixels no tap meets."""
+        g = self.geometry
+        return self.dgrad and any(min(r, step) < s for r, step, s in zip(g.filter, self.steps, g.stride))
+
+    @property
     def pixels(self) -> int:
         """Of the result; of one phase where there are several."""
         return self.geometry.N * math.prod(self.grid)
@@ -341,13 +350,13 @@ def gather(problem: Problem, v: View, config: Config, *, precision: str, roundin
         args.update({f"{name}_{axis}": value for axis, value in zip("dhw", values)})
     args.update({f"pad_{axis}": value for axis, value in zip("dhw", g.pad)})
     even = (v.taps * v.red if v.packed else v.red) % config["BLOCK_K"] == 0
+    even = even and not (v.packed and v.phases > 1) and not v.gaps
     constexprs = dict(zip("TRS", g.filter))
     for name, values in (("STRIDE", g.stride), ("DILATION", g.dilation), ("STEP", v.steps)):
         constexprs.update({f"{name}_{axis}": value for axis, value in zip("DHW", values)})
     constexprs.update(
         DGRAD=v.dgrad, HAS_D=len(problem.op.stride) == 3, PACKED=v.red if v.packed else 0,
-        EVEN=even and not (v.packed and v.phases > 1),
-        WIDE=max(v.span, v.pixels + config["BLOCK_M"]) > INT32,
+        EVEN=even, WIDE=max(v.span, v.pixels + config["BLOCK_M"]) > INT32,
         W_TURNED=w_out < w_red or not v.gemm(precision).on_matrix_units,
         EDGE="none" if full or v.out % config["BLOCK_N"] == 0 else "mask" if w_out == 1 else "repeat",
         ACT=ACTIVATIONS[problem.epilogue.activation].code, PRECISION=precision, ROUND=rounding,
