@@ -22,11 +22,12 @@ _MATRIX = (
     (256, 64, 8, 4, 0.48), (128, 64, 4, 4, 0.42), (64, 128, 4, 4, 0.40), (64, 64, 4, 4, 0.30), (128, 32, 4, 4, 0.24),
     (64, 32, 4, 4, 0.17), (128, 16, 4, 4, 0.13), (64, 16, 4, 4, 0.09),
 )  # fmt: skip
-# On vector units a thread's share decides: with 64 sums it loads one operand for 4 products, with 16 one for 2.
+# On vector units a thread's share decides: with 32 sums it loads 3 operands for 8 products, with 16 one for 2. More
+# than 32 do not fit into registers, because each trip sums for itself.
 _VECTOR = (
-    (128, 128, 8, 4, 0.50), (128, 64, 4, 4, 0.46), (128, 64, 8, 4, 0.42), (64, 128, 4, 4, 0.46), (64, 64, 4, 4, 0.38),
-    (64, 64, 2, 4, 0.40), (128, 32, 4, 4, 0.34), (64, 32, 2, 4, 0.32), (64, 32, 4, 4, 0.28), (32, 64, 4, 4, 0.28),
-    (32, 32, 4, 4, 0.18), (128, 16, 4, 4, 0.18), (64, 16, 4, 4, 0.14), (16, 16, 4, 4, 0.04),
+    (128, 64, 8, 4, 0.42), (64, 128, 8, 4, 0.42), (64, 64, 4, 4, 0.38), (128, 32, 4, 4, 0.34), (64, 32, 2, 4, 0.32),
+    (64, 64, 8, 4, 0.30), (128, 32, 8, 4, 0.30), (64, 32, 4, 4, 0.28), (32, 64, 4, 4, 0.28), (32, 32, 4, 4, 0.18),
+    (128, 16, 4, 4, 0.18), (64, 16, 4, 4, 0.14), (16, 16, 4, 4, 0.04),
 )  # fmt: skip
 STEP_LATENCY = 0.25e-6  # seconds a trip of the loop takes where one block has a processor for itself
 THROUGH_REGISTERS = 4.0  # times longer, where matrix units would read shared memory themselves
