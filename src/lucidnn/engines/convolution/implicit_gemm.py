@@ -48,9 +48,12 @@ class ImplicitGemm(TritonEngine):
         return sorted(found, key=lambda config: self.cost(problem, config))
 
     def cost(self, problem: Problem, config: Config) -> float:
-        target, gemm = problem.target, View.of(problem).gemm(config["PRECISION"])
+        target, v = problem.target, View.of(problem)
+        gemm = v.gemm(config["PRECISION"])
         traffic = problem.bytes / (0.8 * target.bandwidth)
-        detour = THROUGH_REGISTERS if config["PRECISION"] == "tf32" and target.capability >= 90 else 1.0
+        # TF32 is rounded in registers; single 16-bit elements are less than an asynchronous copy takes
+        turned = config["PRECISION"] == "tf32" if v.dtype == "f32" else gemm.itemsize == 2 and v.src_strides[1] != 1
+        detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
         return max(detour * seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:

@@ -47,8 +47,10 @@ class ImplicitGemmWgrad(TritonEngine):
         split, target = View.of(problem).split, problem.target
         traffic = problem.bytes / (0.8 * target.bandwidth)
         launches = 1 if split.parts(config) == 1 else 2
-        # wgmma wants TF32 operands with the reduction, here the pixels, innermost; others go through registers.
-        turned = problem.math == "tf32" and any(t.is_channels_last for _, t in problem.items[:2])
+        # wgmma wants TF32 operands with the reduction, here the pixels, innermost, and asynchronous copies more than a
+        # single 16-bit element; others go through registers.
+        last = [t.is_channels_last for _, t in problem.items[:2]]
+        turned = any(last) if problem.math == "tf32" else split.gemm.itemsize == 2 and not all(last)
         detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
         return max(detour * seconds(split.gemm, config, target), traffic) + launches * LAUNCH[target.kind]
 
