@@ -40,7 +40,7 @@ from .tiles import Gemm
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
-ORDER = {"GROUP_M": 8, "TAPS_INNER": True}  # in which tiles are dealt out, and in which a tile's loop runs
+ORDER = {"GROUP_M": 8, "TAPS_INNER": False}  # in which tiles are dealt out, and in which a tile's loop runs
 
 
 @triton.jit

@@ -44,7 +44,10 @@ class ImplicitGemm(TritonEngine):
         for precision in ("tf32", "ieee") if problem.math == "tf32" else ("ieee",):
             gemm = v.gemm(precision)
             tiles = ranked(gemm, shapes(gemm, target), target, 8 if precision == problem.math else 3)
-            found += [{**tile, **ORDER, "PRECISION": precision} for tile in tiles]
+            for tile in tiles:
+                # All taps of one block of channels first, where the loop has nothing to mask: a tenth faster then.
+                smooth = v.phases == 1 and v.dtype in ("f16", "bf16") and v.red % tile["BLOCK_K"] == 0
+                found.append({**tile, **ORDER, "TAPS_INNER": smooth, "PRECISION": precision})
         return sorted(found, key=lambda config: self.cost(problem, config))
 
     def cost(self, problem: Problem, config: Config) -> float:

@@ -15,6 +15,8 @@ Cost: reading and writing the packed operands once, then the operations of the d
 tiles waste. Workspace: the packed operands.
 """
 
+import math
+
 from ...core.engine import Config, Refusals
 from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
@@ -41,6 +43,11 @@ class ImplicitGemmPacked(TritonEngine):
         if refusals:
             return refusals
         v = View.of(problem)
+        g = v.geometry
+        # Where some pixels of the result meet no tap, Triton 3.6's assembler was seen to take the products out.
+        axes = list(zip(g.filter, g.stride, g.dilation))
+        touched = not v.dgrad or all(r >= s and math.gcd(s, d) == 1 for r, s, d in axes)
+        refusals.require(touched, "a data gradient whose every pixel meets a tap", f"filter, stride, dilation {axes}")
         if source.dtype != "f32":
             sizes = (v.geometry.N, v.red, *v.src_size)
             ready = is_aligned(v.src_strides, sizes, 1, source.dtype, source.alignment)
