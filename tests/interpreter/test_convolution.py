@@ -242,10 +242,10 @@ def test_implicit_gemm(line: str, tiles: str) -> None:
 
 
 @pytest.mark.parametrize("line", FPROP[1:10:2] + DGRAD[1:12:2])
-def test_taps_in_the_outer_loop(line: str) -> None:
+def test_the_other_order_of_taps(line: str) -> None:
     problem = Problem.parse(line + TARGET)
     config = get("conv.implicit_gemm").configs(problem)[0]
-    run(problem, "conv.implicit_gemm", small(config, TAPS_INNER=False))
+    run(problem, "conv.implicit_gemm", small(config, TAPS_INNER=not config["TAPS_INNER"]))
 
 
 @pytest.mark.parametrize("tiles", ["default", "one part", "three parts"])
