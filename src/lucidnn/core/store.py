@@ -87,7 +87,12 @@ class Store:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._open("rwc") as db:
-                db.execute("PRAGMA journal_mode=WAL")
+                for _ in range(200):  # this one statement does not wait for another process by itself
+                    with contextlib.suppress(sqlite3.OperationalError):
+                        db.execute("PRAGMA journal_mode=WAL")
+                        break
+                    time.sleep(0.01)
+                db.execute("BEGIN IMMEDIATE")  # reading first and writing later could not wait either
                 db.execute(f"CREATE TABLE IF NOT EXISTS rows ({columns}, row TEXT, PRIMARY KEY ({names}))")
                 db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", values)
         except (sqlite3.Error, OSError) as error:
