@@ -52,11 +52,12 @@ def test_reference_is_what_the_framework_computes(problem: Problem):
             assert testing.relative_error(ours[role], theirs[role]) < 1e-13
 
 
-@pytest.mark.parametrize("problem", [p for p in LINES if p.op.name == "max_pool_fwd"], ids=str)
+COUNTED = [p for p in LINES if p.op.name == "max_pool_fwd" and not p.is_empty and math.prod(p.op.window) <= 256]
+
+
+@pytest.mark.parametrize("problem", COUNTED, ids=str)
 def test_window_positions_and_plane_positions_name_the_same_point(problem: Problem):
     """The one-byte index has no counterpart in the framework: it is held to the wide one."""
-    if problem.is_empty or math.prod(problem.op.window) > 256:
-        pytest.skip("no point, or a window that a byte cannot count")
     inputs = {role: testing.empty(problem[role], "cpu") for role in problem.inputs}
     testing.fill(problem, inputs, seed=4)
     found = {}

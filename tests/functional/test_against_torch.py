@@ -86,6 +86,7 @@ def ieee():
     torch.backends.cudnn.allow_tf32 = before
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("dtype, device", ON)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name, dtype, device, ieee):

@@ -15,6 +15,7 @@ from lucidnn import functional as F
 from lucidnn.core.errors import InvalidArgument, NotSupported
 from lucidnn.core.plan import observe
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # the framework's own, on its own way to forward mode
 ops = torch.ops.lucidnn
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
