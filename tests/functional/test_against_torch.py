@@ -73,8 +73,8 @@ def leaf(shape, dtype, device, channels_last=False, seed=0):
 def same(found, expected, dtype, what):
     assert found.dtype == expected.dtype and found.shape == expected.shape, what
     if expected.numel():
-        scale = float(expected.abs().max()) or 1.0
-        off = float((found.double() - expected.double()).abs().max())
+        scale = float(expected.detach().abs().max()) or 1.0
+        off = float((found.detach().double() - expected.detach().double()).abs().max())
         assert off <= BOUND[dtype] * scale * 4, f"{what}: off by {off:.2e} at scale {scale:.2e}"
 
 
