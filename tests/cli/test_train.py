@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -34,17 +35,23 @@ def pair(**changes) -> tuple[Trainer, Trainer]:
 
 
 def gradients(trainer: Trainer, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    trainer.network.zero_grad()
     trainer.loss(x, y).backward()
     return [p.grad.double() for p in trainer.network.parameters()]
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
 def test_both_libraries_give_one_gradient(dtype):
-    ours, theirs = pair(dtype=dtype)
-    x, y = torch.randn(8, 3, 32, 32, dtype=ours.recipe.torch_dtype), torch.arange(8) % 10
     bound = {"f64": 1e-12, "f32": 1e-5, "bf16": 5e-2, "f16": 1e-2}[dtype]
-    for found, expected in zip(gradients(ours, x, y), gradients(theirs, x, y), strict=True):
-        assert float((found - expected).norm()) <= bound * float(expected.norm())
+    ours, theirs = pair(dtype=dtype)
+    errors = []
+    for _ in range(5):
+        x, y = torch.randn(8, 3, 32, 32, dtype=ours.recipe.torch_dtype), torch.arange(8) % 10
+        found, expected = gradients(ours, x, y), gradients(theirs, x, y)
+        errors.append(max(float((a - b).norm()) / float(b.norm()) for a, b in zip(found, expected, strict=True)))
+    # The median, since a network's gradient jumps: where two elements of a pooling window (or an activation and zero)
+    # are equal but for their rounding, as in one draw of fifty, each library may rightly follow another of them.
+    assert statistics.median(errors) <= bound, errors
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .descriptor import TensorDescriptor
 from .problem import Problem
 
 Config = Mapping[str, Any]  # knobs of an engine, as plain values that JSON can hold
@@ -43,6 +44,12 @@ class Refusals(list[str]):
         """Add a reason unless the requirement is fulfilled."""
         if not fulfilled:
             self.append(f"needs {requirement}, found {found}")
+
+    def require_tensors(self, items: Iterable[tuple[str, TensorDescriptor]], types: Sequence[str], elements=False):
+        """Every tensor, given with its role, is of one of the types and, where that matters, has `elements`."""
+        for role, t in items:
+            self.require(t.dtype in types, f"{role} of type {', '.join(types)}", t.dtype)
+            self.require(t.numel > 0 or not elements, f"elements in {role}", str(t))
 
 
 class Engine(abc.ABC):

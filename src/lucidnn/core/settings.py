@@ -71,9 +71,11 @@ class Settings:
 
     def directory(self) -> pathlib.Path:
         """Cache directory (not created here)."""
+        if self.cache_dir is not None:
+            return self.cache_dir
         import platformdirs
 
-        return self.cache_dir or pathlib.Path(platformdirs.user_cache_dir("lucidnn"))
+        return pathlib.Path(platformdirs.user_cache_dir("lucidnn"))
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ...core.heuristics import roofline
+from ...core.problem import Problem
 from ...ops.convolution import Geometry
 
 ALIGN = 64
@@ -33,3 +37,10 @@ def aligned(elements: int, itemsize: int) -> int:
     """`elements` rounded up so that what follows them starts on a cache line."""
     unit = ALIGN // itemsize
     return -(-elements // unit) * unit
+
+
+def seconds(problem: Problem, plan: Any, packed: float) -> float:
+    """Estimate of a direct convolution: the product, padded to whole panels, then `packed` elements moved beside it."""
+    flops = problem.flops * plan.panels * plan.width / plan.filters * (2 if plan.each else 1)
+    product = roofline(problem, flops=flops, launches=2, dtype=plan.acc)
+    return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)

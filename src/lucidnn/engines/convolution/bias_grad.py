@@ -166,10 +166,8 @@ class BiasGrad(Engine):
 
     def refusals(self, problem):
         r = Refusals()
-        types = ("f64", "f32", "f16", "bf16")
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
-        for role, tensor in problem.items:
-            r.require(tensor.dtype in types, f"{role} of type {', '.join(types)}", tensor.dtype)
+        r.require_tensors(problem.items, ("f64", "f32", "f16", "bf16"))
         return r
 
     def workspace_size(self, problem, config):

@@ -111,9 +111,7 @@ class BiasGradTriton(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         refusals = Refusals()
-        for role, tensor in problem.items:
-            refusals.require(tensor.dtype in DTYPES, f"{role} of type {', '.join(DTYPES)}", tensor.dtype)
-            refusals.require(tensor.numel > 0, f"elements in {role}", str(tensor))
+        refusals.require_tensors(problem.items, DTYPES, elements=True)
         return refusals
 
     def configs(self, problem: Problem) -> list[Config]:

@@ -32,10 +32,9 @@ import math
 import torch
 
 from ...core.engine import Engine, Refusals
-from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
-from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping
+from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping, seconds
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
 from .._numba.microkernel import ADD, RELU, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
@@ -389,8 +388,7 @@ class Direct(Engine):
     def refusals(self, problem):
         r = Refusals()
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
-        for role, tensor in problem.items:
-            r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
+        r.require_tensors(problem.items, TYPES)
         return r
 
     def workspace_size(self, problem, config):
@@ -398,16 +396,10 @@ class Direct(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem)
-        product = roofline(
-            problem,
-            flops=problem.flops * plan.panels * plan.width / plan.filters * (2 if plan.each else 1),
-            launches=2,
-            dtype=plan.acc,
-        )
         # Slabs stay in the cache and so does the result until it is stored; packed filters are written and read.
         slabs = plan.tasks * math.prod(plan.spans) * plan.channels
         packed = IN_CACHE * (slabs + problem[problem.outputs[0]].numel) + 2 * plan.filter_elements
-        return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
+        return seconds(problem, plan, packed)
 
     def build(self, problem, config):
         plan = _plan(problem)

@@ -22,10 +22,9 @@ import math
 import torch
 
 from ...core.engine import Engine, Refusals
-from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
-from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping
+from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping, seconds
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, same_type, size_of, store
 from .._numba.microkernel import ADD, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
@@ -292,8 +291,7 @@ class DirectWgrad(Engine):
     def refusals(self, problem):
         r = Refusals()
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
-        for role, tensor in problem.items:
-            r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
+        r.require_tensors(problem.items, TYPES)
         return r
 
     def workspace_size(self, problem, config):
@@ -301,17 +299,11 @@ class DirectWgrad(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem)
-        product = roofline(
-            problem,
-            flops=problem.flops * plan.panels * plan.width / plan.filters * (2 if plan.each else 1),
-            launches=2,
-            dtype=plan.acc,
-        )
         # Slabs and panels stay in the cache; the parts' sums are written, read and written out.
         slabs = plan.blocks * math.prod(plan.spans) * plan.channels * plan.filter_parts
         panels = plan.blocks * plan.rows * plan.columns * plan.panels * plan.width
         packed = IN_CACHE * (slabs + panels) + 2 * plan.pixel_parts * plan.sums
-        return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
+        return seconds(problem, plan, packed)
 
     def build(self, problem, config):
         plan = _plan(problem)

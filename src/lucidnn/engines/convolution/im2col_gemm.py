@@ -161,8 +161,7 @@ class Im2colGemm(Engine):
     def refusals(self, problem):
         r = Refusals()
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
-        for role, tensor in problem.items:
-            r.require(tensor.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", tensor.dtype)
+        r.require_tensors(problem.items, TYPES)
         return r
 
     def workspace_size(self, problem, config):
@@ -286,10 +285,33 @@ def _product_strides(layout: _Layout, channels: int, sizes) -> tuple[int, ...]:
     return (pixels * channels, pixels, h * w, w, 1)
 
 
-def _forward(problem, layout: _Layout):
+def _unfolding(layout: _Layout):
+    """The function that gives the columns of images n0 to n1, of rows j0 to j1 of the reduction.
+
+    They are (images, pixels, rows) where pixels come first in the product, else (images, rows, pixels): x itself where
+    that is a matrix already, else unfolded into the workspace.
+    """
     g = layout.g
     table = im2col.table(g)
     like, acc = nb.token(g.x.dtype), nb.token(layout.acc)
+
+    def unfold(x: torch.Tensor, parts, n0: int, n1: int, j0: int, j1: int) -> torch.Tensor:
+        if layout.source_is_matrix:
+            return _matrix(layout, x, g.C)[n0:n1]
+        columns, images = parts["columns"], n1 - n0
+        at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
+        if layout.by_pixel:
+            im2col.unfold_pixels(layout.threads, *at, like, acc)
+            return columns[: images * layout.pixels * layout.depth].view(images, layout.pixels, -1)
+        im2col.unfold_channels(layout.threads, *at, j0, j1 - j0, like, acc)
+        return columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
+
+    return unfold
+
+
+def _forward(problem, layout: _Layout):
+    g = layout.g
+    unfold = _unfolding(layout)
     roles = problem.inputs
     bias_at, z_at = (roles.index(r) if r in roles else None for r in ("bias", "z"))
     shape = (layout.images, g.K, *g.out_size)
@@ -315,17 +337,7 @@ def _forward(problem, layout: _Layout):
                 product = parts["y"][: images * g.K * layout.pixels].view(images, *middle)
             for j0 in range(0, layout.depth, layout.rows):
                 j1 = min(j0 + layout.rows, layout.depth)
-                if layout.source_is_matrix:
-                    columns = _matrix(layout, x, g.C)[n0:n1]
-                else:
-                    columns = parts["columns"]
-                    at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
-                    if layout.by_pixel:
-                        im2col.unfold_pixels(layout.threads, *at, like, acc)
-                        columns = columns[: images * layout.pixels * layout.depth].view(images, layout.pixels, -1)
-                    else:
-                        im2col.unfold_channels(layout.threads, *at, j0, j1 - j0, like, acc)
-                        columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
+                columns = unfold(x, parts, n0, n1, j0, j1)
                 if layout.by_pixel:
                     flat = columns.view(images * layout.pixels, -1)
                     torch.mm(flat, filters.t(), out=product.view(images * layout.pixels, g.K))
@@ -405,8 +417,7 @@ def _backward_data(problem, layout: _Layout):
 
 def _backward_filter(problem, layout: _Layout):
     g = layout.g
-    table = im2col.table(g)
-    like, acc = nb.token(g.x.dtype), nb.token(layout.acc)
+    unfold = _unfolding(layout)
     z_at = problem.inputs.index("z") if "z" in problem.inputs else None
     per_group = g.C // g.G * layout.taps
     finisher = None
@@ -427,17 +438,7 @@ def _backward_filter(problem, layout: _Layout):
             gradient = whole_dy[n0:n1] if whole_dy is not None else _gather(layout, dy, parts["y"], n0, n1)
             for j0 in range(0, layout.depth, layout.rows):
                 j1 = min(j0 + layout.rows, layout.depth)
-                if layout.source_is_matrix:
-                    columns = _matrix(layout, x, g.C)[n0:n1]
-                else:
-                    columns = parts["columns"]
-                    at = (table.data_ptr(), x.data_ptr(), columns.data_ptr(), n0, images)
-                    if layout.by_pixel:
-                        im2col.unfold_pixels(layout.threads, *at, like, acc)
-                        columns = columns[: images * layout.pixels * layout.depth]
-                    else:
-                        im2col.unfold_channels(layout.threads, *at, j0, j1 - j0, like, acc)
-                        columns = columns[: images * (j1 - j0) * layout.pixels].view(images, j1 - j0, -1)
+                columns = unfold(x, parts, n0, n1, j0, j1)
                 if layout.by_pixel:
                     flat, right = gradient.reshape(-1, g.K), columns.reshape(images * layout.pixels, -1)
                     _add_product(sums, flat.t(), right, n0 > 0)

@@ -30,9 +30,7 @@ class ImplicitGemm(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         refusals = Refusals()
-        for role, tensor in problem.items:
-            refusals.require(tensor.dtype in DTYPES, f"{role} of type {', '.join(DTYPES)}", tensor.dtype)
-            refusals.require(tensor.numel > 0, f"elements in {role}", str(tensor))
+        refusals.require_tensors(problem.items, DTYPES, elements=True)
         if not refusals:
             blocks = max(map(View.of(problem).blocks, self.configs(problem)))
             refusals.require(blocks <= INT32, "at most 2^31 - 1 tiles", blocks)

@@ -28,9 +28,7 @@ class ImplicitGemmWgrad(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         refusals = Refusals()
-        for role, tensor in problem.items:
-            refusals.require(tensor.dtype in DTYPES, f"{role} of type {', '.join(DTYPES)}", tensor.dtype)
-            refusals.require(tensor.numel > 0, f"elements in {role}", str(tensor))
+        refusals.require_tensors(problem.items, DTYPES, elements=True)
         if not refusals:
             split = View.of(problem).split
             blocks = max(split.tiles(config) * split.parts(config) for config in self.configs(problem))

@@ -33,8 +33,7 @@ class ConvReference(Engine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        for role, t in problem.items:
-            r.require(t.dtype in FLOATING[:4], f"{role} of type {', '.join(FLOATING[:4])}", t.dtype)
+        r.require_tensors(problem.items, FLOATING[:4])
         return r
 
     def cost(self, problem: Problem, config: Config) -> float:

@@ -252,8 +252,7 @@ class Blocked(Engine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        for role, t in problem.items:
-            r.require(t.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", t.dtype)
+        r.require_tensors(problem.items, TYPES)
         axes = len(merged(problem).sizes)
         r.require(axes <= 64, "at most 64 axes after merging", axes)
         return r

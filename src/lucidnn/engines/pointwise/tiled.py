@@ -121,9 +121,7 @@ class Tiled(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        for role, t in problem.items:
-            r.require(t.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", t.dtype)
-            r.require(t.numel > 0, f"elements in {role}", str(t))
+        r.require_tensors(problem.items, TYPES, elements=True)
         if not r:
             loops = merged(problem)
             axes = len(loops.sizes)

@@ -321,9 +321,7 @@ class MaxDirect(Engine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        for role, t in problem.items:
-            if role != "index":
-                r.require(t.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", t.dtype)
+        r.require_tensors(((role, t) for role, t in problem.items if role != "index"), TYPES)
         g = PoolGeometry.of(problem)
         z, h, w = (d * (n - 1) for d, n in zip(g.dilation, g.window, strict=True))
         extent = (z * g.in_size[1] + h) * g.in_size[2] + w

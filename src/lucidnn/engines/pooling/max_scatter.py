@@ -174,9 +174,7 @@ class MaxScatter(Engine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        for role, t in problem.items:
-            if role != "index":
-                r.require(t.dtype in TYPES, f"{role} of type {', '.join(TYPES)}", t.dtype)
+        r.require_tensors(((role, t) for role, t in problem.items if role != "index"), TYPES)
         g = PoolGeometry.of(problem)
         extent = _extent(g)
         limit = extent <= TABLE_LIMIT
