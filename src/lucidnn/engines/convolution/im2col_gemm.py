@@ -29,6 +29,7 @@ from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba import im2col
+from .._numba.finish import Finisher
 
 ALIGN = 64
 MATRIX_BYTES = 32 << 20
@@ -232,50 +233,6 @@ def _filters(layout: _Layout, w: torch.Tensor, parts: dict[str, torch.Tensor]) -
     return packed.view(k, -1)
 
 
-class _Finisher:
-    """Writes a product to its tensor: ``act(alpha * v + beta * z + bias)``, any strides, any type."""
-
-    def __init__(self, problem, layout: _Layout, shape, source, target, inner: int):
-        """`shape` and the strides `source` and `target` have five axes; `inner` is the one to loop over innermost."""
-        z, bias = problem.tensors.get("z"), problem.tensors.get("bias")
-        add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
-        shift = (0, bias.strides[0], 0, 0, 0) if bias else (0,) * 5
-        order = [axis for axis in range(5) if axis != inner] + [inner]
-        values = [values[axis] for values in (shape, source, shift, add, target) for axis in order]
-        self.table = torch.tensor([*values, int(z is not None)], dtype=torch.int64)
-        epilogue = problem.epilogue
-        self.layout = layout
-        self.scalars = torch.tensor([epilogue.alpha, epilogue.beta, epilogue.parameter], dtype=torch.float64)
-        self.code = nb.ACTIVATIONS[epilogue.activation]
-        self.like = nb.token(layout.acc)
-        self.bias_like = nb.token(bias.dtype) if bias else self.like
-        self.z_like = nb.token(z.dtype) if z else self.like
-        self.out = nb.token(problem[problem.outputs[0]].dtype)
-        self.image_at = order.index(0) if inner != 0 else 4
-        self.z_step = add[0] * (z.itemsize if z else 0)
-        self.y_step = target[0] * problem[problem.outputs[0]].itemsize
-
-    def __call__(self, source: torch.Tensor, bias, z, y, n0: int, images: int) -> None:
-        table = self.table
-        if images != int(table[self.image_at]):  # the last block may have fewer images
-            table = table.clone()
-            table[self.image_at] = images
-        im2col.finish(
-            self.layout.threads,
-            table.data_ptr(),
-            self.scalars.data_ptr(),
-            source.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if z is None else z.data_ptr() + n0 * self.z_step,
-            y.data_ptr() + n0 * self.y_step,
-            self.code,
-            self.like,
-            self.bias_like,
-            self.z_like,
-            self.out,
-        )
-
-
 def _product_strides(layout: _Layout, channels: int, sizes) -> tuple[int, ...]:
     """Five strides of a product in the workspace, whose spatial axes have these sizes."""
     _, h, w = sizes
@@ -319,7 +276,7 @@ def _forward(problem, layout: _Layout):
     finisher = None
     if not layout.dense["y"]:
         source = _product_strides(layout, g.K, g.out_size)
-        finisher = _Finisher(problem, layout, shape, source, g.y_strides, inner)
+        finisher = Finisher(problem, layout.acc, layout.limit, shape, source, g.y_strides, inner)
     per_group = g.C // g.G * layout.taps
 
     def step(tensors, parts):
@@ -372,7 +329,11 @@ def _backward_data(problem, layout: _Layout):
     add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else None
     table = im2col.table(g, add)
     epilogue = problem.epilogue
-    scalars = torch.tensor([epilogue.alpha, epilogue.beta], dtype=torch.float64)
+    bias = problem.tensors.get("bias")
+    bias_at = problem.inputs.index("bias") if bias else None
+    step_of_bias = bias.strides[0] if bias else 0
+    scalars = torch.tensor([epilogue.alpha, epilogue.beta, epilogue.parameter, step_of_bias], dtype=torch.float64)
+    code, bias_like = nb.ACTIVATIONS[epilogue.activation], nb.token(bias.dtype if bias else g.x.dtype)
     acc, out = nb.token(layout.acc), nb.token(g.x.dtype)
     z_at = problem.inputs.index("z") if z else None
     z_like = nb.token(z.dtype) if z else out
@@ -381,6 +342,7 @@ def _backward_data(problem, layout: _Layout):
     def step(tensors, parts):
         dy, w, dx = tensors[0], tensors[1], tensors[-1]
         z = None if z_at is None else tensors[z_at]
+        bias = None if bias_at is None else tensors[bias_at]
         filters = _filters(layout, w, parts)
         whole_dy = _matrix(layout, dy, g.K) if layout.dense["y"] else None
         for n0 in range(0, g.N, layout.images):
@@ -408,8 +370,9 @@ def _backward_data(problem, layout: _Layout):
                     channels = (j1 - j0) // layout.taps
                     im2col.fold(
                         layout.threads, table.data_ptr(), scalars.data_ptr(), columns.data_ptr(),
-                        0 if z is None else z.data_ptr(), dx.data_ptr(), parts["rows"].data_ptr(),
-                        n0, images, j0 // layout.taps, channels, layout.by_pixel, acc, z_like, out,
+                        0 if bias is None else bias.data_ptr(), 0 if z is None else z.data_ptr(), dx.data_ptr(),
+                        parts["rows"].data_ptr(), n0, images, j0 // layout.taps, channels, layout.by_pixel, code,
+                        acc, bias_like, z_like, out,
                     )  # fmt: skip
 
     return step
@@ -425,7 +388,9 @@ def _backward_filter(problem, layout: _Layout):
         c, (t, r, s) = g.C // g.G, g.filter
         row = c * layout.taps
         source = (row, 1, r * s * c, s * c, c) if layout.by_pixel else (row, layout.taps, r * s, s, 1)
-        finisher = _Finisher(problem, layout, (g.K, c, t, r, s), source, g.w_strides, 1 if layout.by_pixel else 4)
+        finisher = Finisher(
+            problem, layout.acc, layout.limit, (g.K, c, t, r, s), source, g.w_strides, 1 if layout.by_pixel else 4
+        )
 
     def step(tensors, parts):
         x, dy, dw = tensors[0], tensors[1], tensors[-1]
