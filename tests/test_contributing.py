@@ -25,7 +25,7 @@ from lucidnn.testing import verify
 engine = registry.get("conv.tap_gemm")
 for line in sys.stdin.read().splitlines():
     problem = Problem.parse(line)
-    reasons = engine.refusals(problem)
+    reasons = engine.reasons(problem)
     if reasons:
         print("refused: " + "; ".join(reasons))
         continue

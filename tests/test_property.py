@@ -54,7 +54,7 @@ def refuses_or_is_right(problem: Problem, pick: int, seed: int, device: torch.de
     for engine in registry.for_operation(problem.op.name):
         if problem.target.kind not in engine.targets or "reference" in engine.notes:
             continue
-        reasons = engine.refusals(problem)
+        reasons = engine.reasons(problem)
         if reasons:
             assert all(re.fullmatch(r"needs \S.*, found \S.*", reason) for reason in reasons)
             continue

@@ -28,6 +28,7 @@ _POISON = 0xFF  # every float type reads these bytes as NaN
 
 # Unit roundoff of what an operand or result is rounded to.
 EXACT = ("u8", "i32", "i64")
+LIMITS = {"i8": (-128.0, 127.0), "f8e4m3": (-448.0, 448.0), "f8e5m2": (-57344.0, 57344.0)}  # results are cut off there
 _ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
 
 
@@ -36,17 +37,19 @@ def tolerance(problem: Problem, role: str) -> float:
 
     Rounding errors of a sum of n terms grow like sqrt(n) for random data; products of 16-bit numbers are exact in
     float32. TF32 keeps 11 bits of an operand, rounded or (as hardware does) cut off; the share of a single product in a
-    small result can be the worst one.
+    small result can be the worst one. Rounding to int8 is an absolute error, which `disagreement` sees to.
 
     Examples
     --------
     >>> tolerance(Problem.parse("conv_fprop x=bf16[2,64,8,8] w=bf16[8,64,3,3]"), "y") < 1e-2
     True
     """
-    out = problem[role]
-    arithmetic = "f64" if problem.items[0][1].dtype == "f64" else "f32"
+    out, operand = problem[role], problem.items[0][1].dtype
+    arithmetic = _ROUNDOFF["f64" if operand == "f64" else "f32"]
+    if operand.startswith("f8"):
+        arithmetic = 2.0**-14  # matrix units keep no more of a sum of float8 products
     terms = max(problem.flops / max(2 * out.numel, 1), 1.0)
-    error = 2 * _ROUNDOFF[out.dtype] + 4 * _ROUNDOFF[arithmetic] * math.sqrt(terms)
+    error = 2 * _ROUNDOFF.get(out.dtype, 0.0) + 4 * arithmetic * math.sqrt(terms)
     if problem.math == "tf32":
         error += 2.0**-10 * (1 + out.numel**-0.5)
     return error
@@ -119,25 +122,33 @@ def disagreement(
 
     The whole tensor's error must keep to `tolerance`. Each element's must keep to twice the rounding of its own value
     and eight times the sum's error at the tensor's scale: one missing term shows, however large the tensor is. Where
-    the tensor is smaller than such sums usually are (a few of them may cancel), their usual size is the scale.
+    the tensor is smaller than such sums usually are (a few of them may cancel), their usual size is the scale. A result
+    of type int8 is a whole number at most a half from the value cut off at its limits, give or take the sum's error.
     """
     import torch
 
+    limits = {role: LIMITS.get(problem[role].dtype) for role in problem.outputs}
+    expected = {role: t if limits[role] is None else t.clamp(*limits[role]) for role, t in expected.items()}
     errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
     for role, error in errors.items():
         if problem[role].dtype in EXACT:
             if error:
                 return errors, f"{role}: relative error {error:.2e}, and whole numbers must agree"
         elif problem[role].numel:
-            limit, rounding, ref = tolerance(problem, role), 2 * _ROUNDOFF[problem[role].dtype], expected[role].double()
+            limit, ref = tolerance(problem, role), expected[role].double()
+            whole = problem[role].dtype == "i8"
+            rounding = 0.0 if whole else 2 * _ROUNDOFF[problem[role].dtype]
             size = float(ref.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
             usual = abs(problem.epilogue.alpha) * math.sqrt(max(problem.flops / (2 * ref.numel()), 1.0))
             scale = max(size, usual)
-            if not error * size <= rounding * size + (limit - rounding) * scale:
+            if not whole and not error * size <= rounding * size + (limit - rounding) * scale:
                 return errors, f"{role}: relative error {error:.2e} is over the bound {limit:.2e}"
             off = (outputs[role].double() - ref).abs().nan_to_num(0.0)  # infinities were compared above
-            type_ = torch.finfo(outputs[role].dtype)  # below its normal numbers rounding is to whole steps
-            own = (rounding * ref.abs()).clamp(min=type_.smallest_normal * type_.eps)
+            if whole:
+                own = torch.full_like(ref, 0.5)
+            else:
+                type_ = torch.finfo(outputs[role].dtype)  # below its normal numbers rounding is to whole steps
+                own = (rounding * ref.abs()).clamp(min=type_.smallest_normal * type_.eps)
             excess = off - (own + 8 * (limit - rounding) * scale)
             worst = int(excess.argmax())
             if float(excess.flatten()[worst]) > 0:

@@ -224,7 +224,7 @@ def test_a_named_engine_that_refuses_gives_its_reasons():
     with pytest.raises(NotSupported) as caught:
         F.conv2d(X, W, engine="conv.empty")
     assert "engine conv.empty does not take conv_fprop x=f32[2,4,6,6]@nchw" in str(caught.value)
-    assert caught.value.refusals == {"conv.empty": tuple(registry.get("conv.empty").refusals(Problem.parse(GOOD)))}
+    assert caught.value.refusals == {"conv.empty": tuple(registry.get("conv.empty").reasons(Problem.parse(GOOD)))}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

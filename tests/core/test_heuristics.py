@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lucidnn.core.heuristics import LAUNCH, roofline, wave_efficiency
+from lucidnn.core.heuristics import LAUNCH, roofline
 from lucidnn.core.problem import Problem
 from lucidnn.core.target import Target
 
@@ -37,10 +37,3 @@ def test_more_work_is_more_seconds(kind):
 
     assert seconds(0) == LAUNCH[kind.partition(":")[0]] or seconds(0) < 1e-4
     assert seconds(1) < seconds(8) < seconds(64) < 64.5 * seconds(1)
-
-
-def test_waves():
-    assert wave_efficiency(132, GPU) == 1.0 and wave_efficiency(264, GPU) == 1.0
-    assert wave_efficiency(133, GPU) == pytest.approx(133 / 264)
-    assert wave_efficiency(1, GPU) == pytest.approx(1 / 132)
-    assert wave_efficiency(264, GPU, resident=2) == 1.0 and wave_efficiency(0, GPU) == 1.0

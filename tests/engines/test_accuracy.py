@@ -63,7 +63,7 @@ def cases(kind: str) -> list:
         pytest.param(engine, p, id=f"{engine.name} {p.text.rpartition(' on=')[0]}")
         for p in problems
         for engine in registry.for_operation(p.op.name)
-        if kind in engine.targets and not {"reference", "winograd", "fft"} & engine.notes and not engine.refusals(p)
+        if kind in engine.targets and not {"reference", "winograd", "fft"} & engine.notes and not engine.reasons(p)
     ]
 
 

@@ -112,7 +112,7 @@ def test_small_blocks(dtype, seed, small_blocks):
         problem = draw(rnd, dtype)
         for engine in map(registry.get, ENGINES):
             if problem.op.name in engine.operations:
-                assert not engine.refusals(problem)
+                assert not engine.reasons(problem)
                 found = verify(problem, engine, engine.configs(problem)[0], torch.device("cpu"), seed)
                 assert not found.fault, f"{engine.name} {problem}: {found.fault}"
 

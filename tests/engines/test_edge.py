@@ -43,7 +43,7 @@ def cases(kind: str) -> list:
     found = []
     for engine in (e for e, k in ENGINES if k == kind):
         for number, problem in enumerate(LINES[kind]):
-            if problem.op.name not in engine.operations or engine.refusals(problem):
+            if problem.op.name not in engine.operations or engine.reasons(problem):
                 continue
             configs = len(engine.configs(problem))
             every = range(configs) if kind == "cpu" else {0, number % configs}
@@ -90,7 +90,7 @@ def test_no_engine_goes_untested(engine, kind):
     for problem in LINES[kind]:
         if problem.op.name not in engine.operations:
             continue
-        reasons = engine.refusals(problem)
+        reasons = engine.reasons(problem)
         for reason in reasons:
             assert re.fullmatch(r"needs \S.*, found \S.*", reason), f"{reason!r} on {problem}"
         if not reasons:
@@ -103,7 +103,7 @@ def test_answers_are_repeatable_plain_values(engine, kind):
     """The same question gets the same answer; knobs survive JSON, where tuned rows keep them; notes are known words."""
     assert re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+", engine.name) and engine.notes <= NOTES.keys()
     for problem in LINES[kind]:
-        if problem.op.name in engine.operations and not engine.refusals(problem):
+        if problem.op.name in engine.operations and not engine.reasons(problem):
             configs = engine.configs(problem)
             assert configs and configs == engine.configs(problem)
             assert [json.loads(json.dumps(dict(c))) for c in configs] == [dict(c) for c in configs]
@@ -136,7 +136,7 @@ def in_place_cases(kind: str) -> list:
         for problem in LINES[kind]
         if problem.op.name in engine.operations
         if "z" in problem.tensors and problem["z"] == problem[problem.outputs[0]]
-        if not engine.refusals(problem)
+        if not engine.reasons(problem)
     ]
 
 
@@ -170,5 +170,5 @@ def test_sizes_of_one_compile(line):
     """A compiler for GPUs takes an integer 1 for a constant of another type: each use of it has to stand that."""
     problem = Problem.parse(line, Target.parse("cuda:sm_90"))
     for engine in registry.for_operation(problem.op.name):
-        if "cuda" in engine.targets and not engine.refusals(problem):
+        if "cuda" in engine.targets and not engine.reasons(problem):
             assert precompile.compile_one((engine.name, 0, str(problem))) == ""

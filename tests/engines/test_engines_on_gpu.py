@@ -35,7 +35,7 @@ CASES = [
     pytest.param(engine, problem, id=f"{engine.name} {problem.text.rpartition(' on=')[0]}")
     for problem in (Problem.parse(line, TARGET) for line in LINES)
     for engine in registry.for_operation(problem.op.name)
-    if TARGET.kind in engine.targets and "reference" not in engine.notes and not engine.refusals(problem)
+    if TARGET.kind in engine.targets and "reference" not in engine.notes and not engine.reasons(problem)
 ]
 
 

@@ -45,7 +45,7 @@ def cases(kind: str) -> list:
         pytest.param(engine, problem, id=f"{engine.name} {problem.text.rpartition(' on=')[0]}")
         for problem in (Problem.parse(line, TARGETS[kind]) for line in LINES)
         for engine in registry.for_operation(problem.op.name)
-        if kind in engine.targets and "reference" not in engine.notes and not engine.refusals(problem)
+        if kind in engine.targets and "reference" not in engine.notes and not engine.reasons(problem)
     ]
 
 

@@ -28,7 +28,7 @@ TYPES = {short: getattr(torch, DTYPES[short][0]) for short in ("f32", "f64", "f1
 
 def takers(problem: Problem, reference_too: bool = False) -> list:
     """The CPU engines that take a problem."""
-    found = [e for e in registry.for_operation(problem.op.name) if "cpu" in e.targets and not e.refusals(problem)]
+    found = [e for e in registry.for_operation(problem.op.name) if "cpu" in e.targets and not e.reasons(problem)]
     return [e for e in found if reference_too or "reference" not in e.notes]
 
 
@@ -330,7 +330,7 @@ def test_relu_says_why_not():
         ("x=f32[2,3,4] act=relu alpha=2.0", "alpha"),
         ("x=f32[2,3]@(0,0) act=relu", "layout"),
     ):
-        (reason,) = engine.refusals(Problem.parse("pointwise_fwd " + text))
+        (reason,) = engine.reasons(Problem.parse("pointwise_fwd " + text))
         assert word in reason
 
 

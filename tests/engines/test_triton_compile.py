@@ -110,7 +110,7 @@ def check(line: str, target: str, record_property, every_config: bool = False, h
     problem = Problem.parse(f"{line} on={target}")
     names = triton_engines(line)
     assert names, f"no Triton engine for {line}: {failures()}"
-    accepting = [engines()[name] for name in names if not engines()[name].refusals(problem)]
+    accepting = [engines()[name] for name in names if not engines()[name].reasons(problem)]
     assert accepting, "every Triton engine refuses"
     for engine in accepting:
         configs = engine.configs(problem)

@@ -187,7 +187,7 @@ def finished(problem: Problem, result: np.ndarray, pack: dict[str, np.ndarray]) 
 def run(problem: Problem, engine_name: str, config, wide: bool = False) -> None:
     """One call of one engine, with everything checked; `wide` takes the path of 64-bit offsets."""
     engine = get(engine_name)
-    assert engine.refusals(problem) == []
+    assert engine.reasons(problem) == []
     rng = np.random.default_rng(0)
     buffers, tensors, pack = [], [], {}
     for role, descriptor in problem.items:
@@ -303,7 +303,7 @@ def test_edge_cases(line: str) -> None:
     problem = Problem.parse(line + TARGET)
     engine = get(ENGINES[problem.op.name])
     if problem.is_empty:
-        assert all("elements" in reason for reason in engine.refusals(problem))
-        assert engine.refusals(problem)
+        assert all("elements" in reason for reason in engine.reasons(problem))
+        assert engine.reasons(problem)
         return
     run(problem, engine.name, engine.configs(problem)[-1])

@@ -47,7 +47,7 @@ def accepted(lines: list[str]) -> list[tuple[str, str]]:
     for line in (line + mode for line in lines for mode in ("", " math=tf32")):
         problem = Problem.parse(line + TARGET)
         engine = PLANES if problem.op.name == "conv_wgrad" else GATHER
-        if not get(engine).refusals(problem):
+        if not get(engine).reasons(problem):
             found[problem.text] = engine
     return [(engine, text) for text, engine in found.items()]
 
@@ -93,7 +93,7 @@ REFUSED = {
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_gains_nothing_is_refused(line: str) -> None:
     problem = Problem.parse(line + TARGET)
-    (reason,) = get(PLANES if problem.op.name == "conv_wgrad" else GATHER).refusals(problem)
+    (reason,) = get(PLANES if problem.op.name == "conv_wgrad" else GATHER).reasons(problem)
     assert REFUSED[line] in reason
 
 
@@ -109,7 +109,7 @@ conv_wgrad x=bf16[2,16,8,8]@nhwc dy=bf16[2,8,8,8] dw=bf16[8,16,3,3] padding=1
 @pytest.mark.parametrize("line", ACCEPTED)
 def test_what_gains_is_taken(line: str) -> None:
     problem = Problem.parse(line + TARGET)
-    assert get(PLANES if problem.op.name == "conv_wgrad" else GATHER).refusals(problem) == []
+    assert get(PLANES if problem.op.name == "conv_wgrad" else GATHER).reasons(problem) == []
 
 
 def test_dy_in_planes_already_is_not_copied() -> None:

@@ -33,7 +33,7 @@ LINES = [
 
 def check(problem: Problem, tiles: dict[str, int]) -> None:
     engine = registry.get(ENGINES[problem.op.name.rpartition("_")[0]])
-    reasons = engine.refusals(problem)
+    reasons = engine.reasons(problem)
     if reasons:
         assert "axes after merging" in reasons[0]
         return

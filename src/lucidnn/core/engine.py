@@ -59,10 +59,16 @@ class Engine(abc.ABC):
     operations: ClassVar[tuple[str, ...]]  # names of those it takes part in
     targets: ClassVar[tuple[str, ...]]  # kinds of hardware: cpu, cuda, hip
     notes: ClassVar[frozenset[str]] = frozenset()  # facts that a user can filter by, from `NOTES`
+    takes: ClassVar[frozenset[str]] = frozenset()  # which of the operation's `rare` attributes and roles
 
     @abc.abstractmethod
     def refusals(self, problem: Problem) -> list[str]:
         """Every reason why this engine does not take the problem; empty where it does."""
+
+    def reasons(self, problem: Problem) -> list[str]:
+        """What callers ask: the rare parts of the problem that the engine knows nothing of, then its refusals."""
+        unknown = {name: found for name, found in problem.rare.items() if name not in self.takes}
+        return [f"needs no {name}, found {found}" for name, found in unknown.items()] + self.refusals(problem)
 
     def configs(self, problem: Problem) -> list[Config]:
         """Knob settings worth trying; the first is the best guess and always valid."""

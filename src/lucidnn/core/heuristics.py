@@ -1,4 +1,4 @@
-"""The cost model: a roofline with an efficiency, the waves of tiles over processors, and the cost of a launch.
+"""The cost model: a roofline with an efficiency, and the cost of a launch.
 
 It only has to rank engines. An engine states how much arithmetic and traffic its method really does (a padded tile and
 a workspace count) and which part of the machine's rate it is known to reach; the rest is the same for all.
@@ -6,10 +6,7 @@ a workspace count) and which part of the machine's rate it is known to reach; th
 
 from __future__ import annotations
 
-import math
-
 from .problem import Problem
-from .target import Target
 
 LAUNCH = {"cpu": 8e-6, "cuda": 4e-6, "hip": 6e-6}  # seconds until a kernel's or parallel loop's work starts
 
@@ -38,13 +35,3 @@ def roofline(
     arithmetic = (problem.flops if flops is None else flops) / (rate * compute_efficiency)
     traffic = (problem.bytes if bytes is None else bytes) / (target.bandwidth * memory_efficiency)
     return max(arithmetic, traffic) + launches * LAUNCH[target.kind]
-
-
-def wave_efficiency(tiles: int, target: Target, resident: int = 1) -> float:
-    """Part of the processors that is busy when equal tiles are dealt out, `resident` at once to each.
-
-    >>> round(wave_efficiency(133, Target.parse("cuda:sm_90")), 2)
-    0.5
-    """
-    slots = target.processors * resident
-    return tiles / (math.ceil(tiles / slots) * slots) if tiles else 1.0

@@ -76,6 +76,7 @@ class Operation(abc.ABC):
     outputs: ClassVar[tuple[str, ...]]  # written
     batched: ClassVar[tuple[str, ...]] = ()  # whose first axis is the batch: near batch sizes share tuned rows
     epilogue: ClassVar[frozenset[str]] = frozenset()  # fields of `Epilogue` that it takes
+    rare: ClassVar[frozenset[str]] = frozenset()  # attributes and roles that only an engine naming them in `takes` gets
     math_modes: ClassVar[tuple[str, ...]] = ("ieee",)  # values of a problem's math, the default first
     registry: ClassVar[dict[str, type[Operation]]] = {}
 

@@ -146,7 +146,7 @@ def offers(problem: Problem, engine: Engine, settings: Settings) -> list[Candida
         refusals = ["disabled by the setting disable_engines"]
     elif unwanted:
         refusals = [f"has the excluded note {', '.join(sorted(unwanted))}"]
-    if refusals := refusals or engine.refusals(problem):
+    if refusals := refusals or engine.reasons(problem):
         return [Candidate(engine, tuple(refusals))]
     sized = [(config, engine.workspace_size(problem, config)) for config in engine.configs(problem)]
     limit = settings.workspace_limit

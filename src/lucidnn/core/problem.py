@@ -102,6 +102,12 @@ class Problem:
         """Role to descriptor, inputs first."""
         return MappingProxyType(dict(self.items))
 
+    @functools.cached_property
+    def rare(self) -> dict[str, str]:
+        """The attributes and roles in use that an engine must know of (`Operation.rare`), with their text."""
+        found = dict(word.split("=", 1) for word in self.op.attributes_text()) | {r: str(t) for r, t in self.items}
+        return {name: text for name, text in found.items() if name in self.op.rare}
+
     text = functools.cached_property(lambda self: f"{self._text(self.items)} on={self.target}")  # the line
 
     def __str__(self) -> str:

@@ -140,11 +140,24 @@ def activate_grad(name: str, p: float, v: Any, dy: Any) -> Any:
 
 
 def finish(problem: Problem, result: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The epilogue, in the type of the result: ``act(alpha * result + beta * z + bias)``."""
+    """The epilogue, in the type of the result: ``act(alpha * scale * result + beta * z + bias)``."""
     e = problem.epilogue
     result = e.alpha * result
+    if "scale" in inputs:
+        result = result * inputs["scale"].reshape(1, -1, *[1] * (result.ndim - 2))
     if "z" in inputs:
         result = result + e.beta * inputs["z"]
     if "bias" in inputs:
         result = result + inputs["bias"].reshape(1, -1, *[1] * (result.ndim - 2))
     return activate(e.activation, e.parameter, result)
+
+
+def store(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Write a result in the output's type: rounded to nearest even, and cut off where the type is 8 bits wide."""
+    if not out.dtype.is_floating_point:
+        limits = torch.iinfo(out.dtype)
+        result = result.nan_to_num(0.0).round().clamp(limits.min, limits.max)
+    elif out.dtype.itemsize == 1:
+        largest = torch.finfo(out.dtype).max
+        result = result.clamp(-largest, largest)
+    out.copy_(result)

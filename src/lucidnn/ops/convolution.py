@@ -6,7 +6,9 @@ framework means it; one axis shown)
 .. math::  y[n, k, q] = \mathrm{act}\Big(\alpha \sum_{c, s'} x[n, g C/G + c,\; q s - p + s' d] \; w[k, c, s']
            + \beta z[n,k,q] + b[k]\Big)
 
-where x is 0 outside its bounds. ``conv_dgrad`` and ``conv_wgrad`` are the gradients of the sum by x and by w:
+where x is 0 outside its bounds, or what `padding_mode` says; with `flip` w is read from its far end, which makes the
+sum a convolution in the mathematical sense. ``conv_dgrad`` and ``conv_wgrad`` are the gradients of the sum by x and by
+w:
 
 .. math::  dx[n, c, h] = \sum_{k, s': q s - p + s' d = h} dy[n, k, q] \, w[k, c, s'] \qquad
            dw[k, c, s'] = \sum_{n, q} dy[n, k, q] \, x[n, c, q s - p + s' d]
@@ -20,16 +22,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
-from ..core.operation import INT, INTS, PADS, Epilogue, Operation, Tensors, attribute
+from ..core.operation import BOOL, INT, INTS, NAME, PADS, Epilogue, Operation, Tensors, attribute
 from ..core.problem import Problem
 from .activation import check_activation
 
 AXES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 BLEND = frozenset({"alpha", "beta"})
+PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+INTEGER_RESULTS = ("i32", "i8", "f32", "f16", "bf16")  # what a convolution of int8 tensors can be stored as
 
 
 def output_size(size: int, filter_size: int, stride: int, pads: tuple[int, int], dilation: int) -> int:
@@ -78,17 +82,25 @@ class _Convolution(Operation):
         Zeros before and after, one pair an axis.
     groups : int
         Divides C and K; filters of a group see only that group's C / groups channels.
+    padding_mode : str
+        What stands in the padding: zeros; reflect (x mirrored at its edge points, which are not repeated), replicate
+        (the edge points), circular (x again).
+    flip : bool
+        Whether the filter is turned around along every spatial axis (a convolution, not a cross-correlation).
     """
 
     stride: tuple[int, ...] = attribute(INTS, ())
     padding: tuple[tuple[int, int], ...] = attribute(PADS, ())
     dilation: tuple[int, ...] = attribute(INTS, ())
     groups: int = attribute(INT, 1)
+    padding_mode: str = attribute(NAME, "zeros")
+    flip: bool = attribute(BOOL, False)
 
     x_role: ClassVar[str]
     w_role: ClassVar[str]
     y_role: ClassVar[str]
     math_modes = ("ieee", "tf32")
+    rare = frozenset({"padding_mode", "flip", "scale"})
 
     def _written_out(self, ndim: int) -> dict[str, tuple]:
         values = {}
@@ -118,12 +130,15 @@ class _Convolution(Operation):
             raise InvalidArgument("padding", [p if p[0] != p[1] else p[0] for p in values["padding"]], "numbers >= 0")
         if self.groups < 1:
             raise InvalidArgument("groups", self.groups, "a number >= 1")
+        if self.padding_mode not in PADDING_MODES:
+            raise InvalidArgument("padding_mode", repr(self.padding_mode), ", ".join(PADDING_MODES))
+        if not any(map(any, values["padding"])):
+            values["padding_mode"] = "zeros"  # the mode means nothing without padding: one problem, one text
         return dataclasses.replace(self, **values)
 
     def is_default(self, name: str) -> bool:
-        plain = {"stride": 1, "dilation": 1, "padding": (0, 0), "groups": 1}[name]
-        value = getattr(self, name)
-        return value == plain if name == "groups" else all(v == plain for v in value)
+        plain = {"stride": 1, "dilation": 1, "padding": (0, 0)}.get(name)
+        return super().is_default(name) if plain is None else all(v == plain for v in getattr(self, name))
 
     def output_sizes(self, x: TensorDescriptor, w: TensorDescriptor) -> tuple[int, ...]:
         """Spatial shape of y."""
@@ -131,12 +146,7 @@ class _Convolution(Operation):
 
     def check(self, tensors: Tensors, epilogue: Epilogue) -> None:
         x, w, y = (tensors[r] for r in (self.x_role, self.w_role, self.y_role))
-        for role in (self.x_role, self.w_role, self.y_role):
-            if tensors[role].dtype not in FLOATING:
-                raise InvalidArgument(role, str(tensors[role]), f"a floating-point type: {', '.join(FLOATING)}")
-        a, b = (tensors[role] for role in self.inputs)
-        if a.dtype != b.dtype:
-            raise InvalidArgument(self.inputs[1], str(b), f"the data type of {self.inputs[0]}, {a.dtype}")
+        self._check_types(tensors)
         if x.shape[1] % self.groups:
             raise InvalidArgument("groups", self.groups, f"a divisor of {self.x_role}'s {x.shape[1]} channels")
         if w.shape[0] % self.groups:
@@ -154,23 +164,57 @@ class _Convolution(Operation):
                 raise InvalidArgument(
                     self.x_role, str(x), f"at least {need} points along {name} with padding (it has {have})"
                 )
+            # the points of x that the padding repeats must be there
+            most = {"reflect": x.shape[2 + axis] - 1, "circular": x.shape[2 + axis]}.get(self.padding_mode)
+            if most is not None and max(self.padding[axis]) > most:
+                accepted = f"at most {most} along {name} in mode {self.padding_mode}, where {self.x_role}={x}"
+                raise InvalidArgument("padding", list(self.padding[axis]), accepted)
         expected = (x.shape[0], w.shape[0], *sizes)
         if y.shape != expected:
             raise InvalidArgument(self.y_role, str(y), f"shape {list(expected)}")
         self._check_epilogue(tensors, epilogue)
 
+    def _check_types(self, tensors: Tensors) -> None:
+        out, (a, b) = self.outputs[0], (tensors[role] for role in self.inputs)
+        whole = self.name == "conv_fprop" and a.dtype == "i8"
+        for role in (*self.inputs, out):
+            kinds = FLOATING if not whole else INTEGER_RESULTS if role == out else ("i8",)
+            if tensors[role].dtype not in kinds:
+                also = ", or i8 for both" if self.name == "conv_fprop" and role == self.inputs[0] else ""
+                raise InvalidArgument(role, str(tensors[role]), f"one of the types {', '.join(kinds)}{also}")
+        if a.dtype != b.dtype and not (a.itemsize == b.itemsize == 1):  # the two float8 types mix
+            raise InvalidArgument(self.inputs[1], str(b), f"the data type of {self.inputs[0]}, {a.dtype}")
+
     def _check_epilogue(self, tensors: Tensors, epilogue: Epilogue) -> None:
         check_activation(epilogue.activation, epilogue.parameter)
         out = tensors[self.outputs[0]]
+        channels = out.shape[1] if "dw" not in self.outputs else 1
+        exact = out.dtype == "i32"
+        if exact and (epilogue != Epilogue() or "scale" in tensors):
+            have = "scale" if "scale" in tensors else "alpha, beta or act"
+            raise InvalidArgument(self.outputs[0], f"{out} with {have}", "another type than i32, which holds bare sums")
         if z := tensors.get("z"):
-            if z.shape != out.shape or z.dtype not in FLOATING:
+            if z.shape != out.shape or z.dtype not in (*FLOATING, out.dtype):
                 raise InvalidArgument("z", str(z), f"shape {list(out.shape)}, floating point, as {self.outputs[0]}")
         if bias := tensors.get("bias"):
-            kinds = {tensors[self.inputs[0]].dtype, out.dtype, "f32"}
+            kinds = {"i32"} if exact else {tensors[self.inputs[0]].dtype, out.dtype, "f32"} - {"i8"}
             if bias.shape != (out.shape[1],) or bias.dtype not in kinds:
                 raise InvalidArgument(
                     "bias", str(bias), f"shape [{out.shape[1]}], one a filter, of type {' or '.join(sorted(kinds))}"
                 )
+        if scale := tensors.get("scale"):
+            if scale.dtype != "f32" or scale.shape not in ((1,), (channels,)):
+                accepted = "[1]" if channels == 1 else f"[1] or [{channels}]"
+                raise InvalidArgument("scale", str(scale), f"type f32 and shape {accepted}")
+
+    def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
+        import torch
+
+        if tensors[role].dtype in ("i8", "i32"):
+            return torch.randint(-128, 128, shape, generator=generator)
+        values = super().sample(role, tensors, shape, generator)
+        # A factor, never near zero: results keep their size, which is what errors are measured against.
+        return 0.5 + values.abs() if role == "scale" else values
 
     def flops(self, tensors: Tensors) -> float:
         w, y = tensors[self.w_role], tensors[self.y_role]
@@ -179,13 +223,15 @@ class _Convolution(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class ConvFprop(_Convolution):
-    """``y = act(alpha * conv(x, w) + beta * z + bias)``.
+    """``y = act(alpha * scale * conv(x, w) + beta * z + bias)``.
 
-    Shapes: x (N, C, spatial), w (K, C / groups, filter), bias (K,), z and y (N, K, output).
+    Shapes: x (N, C, spatial), w (K, C / groups, filter), bias (K,), z and y (N, K, output), scale (1,) or (K,). Where
+    x and w are int8, sums are exact; y is int32 (the sums, with an int32 bias), a floating-point type, or int8 (rounded
+    to nearest even and cut off at -128 and 127). float8 results are cut off at the largest number of their type.
     """
 
     name = "conv_fprop"
-    inputs, optional, outputs = ("x", "w"), ("bias", "z"), ("y",)
+    inputs, optional, outputs = ("x", "w"), ("bias", "z", "scale"), ("y",)
     batched = ("x", "y", "z")
     epilogue = BLEND | {"activation", "parameter"}
     x_role, w_role, y_role = "x", "w", "y"
@@ -193,20 +239,22 @@ class ConvFprop(_Convolution):
     def infer(self, tensors: Tensors) -> dict[str, TensorDescriptor]:
         x, w = tensors["x"], tensors["w"]
         shape = (x.shape[0], w.shape[0], *(max(n, 0) for n in self.output_sizes(x, w)))
-        return {"y": TensorDescriptor.make(x.dtype, shape, output_layout(shape, x, w))}
+        dtype = "i32" if x.dtype == "i8" else x.dtype
+        return {"y": TensorDescriptor.make(dtype, shape, output_layout(shape, x, w))}
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvDgrad(_Convolution):
-    """``dx = alpha * (gradient of the convolution by x) + beta * z``, from dy and w.
+    """``dx = act(alpha * scale * (gradient of the convolution by x) + beta * z + bias)``, from dy and w.
 
-    Several input sizes lead to one output size where stride > 1; without a given dx the smallest is taken.
+    This is also the transposed convolution of dy, whose bias (C,), scale (1,) or (C,) and activation it takes. Several
+    input sizes lead to one output size where stride > 1; without a given dx the smallest is taken.
     """
 
     name = "conv_dgrad"
-    inputs, optional, outputs = ("dy", "w"), ("z",), ("dx",)
+    inputs, optional, outputs = ("dy", "w"), ("bias", "z", "scale"), ("dx",)
     batched = ("dy", "dx", "z")
-    epilogue = BLEND
+    epilogue = BLEND | {"activation", "parameter"}
     x_role, w_role, y_role = "dx", "w", "dy"
 
     def infer(self, tensors: Tensors) -> dict[str, TensorDescriptor]:
@@ -221,13 +269,13 @@ class ConvDgrad(_Convolution):
 
 @dataclasses.dataclass(frozen=True)
 class ConvWgrad(_Convolution):
-    """``dw = alpha * (gradient of the convolution by w) + beta * z``, from x and dy.
+    """``dw = alpha * scale * (gradient of the convolution by w) + beta * z``, from x and dy, with scale (1,).
 
     Without a given dw the smallest filter that leads to dy's size is taken.
     """
 
     name = "conv_wgrad"
-    inputs, optional, outputs = ("x", "dy"), ("z",), ("dw",)
+    inputs, optional, outputs = ("x", "dy"), ("z", "scale"), ("dw",)
     batched = ("x", "dy")
     epilogue = BLEND
     x_role, w_role, y_role = "x", "dw", "dy"
@@ -298,6 +346,8 @@ class Geometry:
     pad: tuple[int, int, int]
     pad_after: tuple[int, int, int]
     dilation: tuple[int, int, int]
+    padding_mode: str
+    flip: bool
     x_strides: tuple[int, ...]
     w_strides: tuple[int, ...]
     y_strides: tuple[int, ...]
@@ -313,5 +363,6 @@ class Geometry:
             x, w, y, x.shape[0], x.shape[1], w.shape[0], op.groups,
             three(x.shape[2:], 1), three(w.shape[2:], 1), three(y.shape[2:], 1),
             three(op.stride, 1), three(before, 0), three(after, 0), three(op.dilation, 1),
+            op.padding_mode, op.flip,
             *map(five_strides, (x, w, y)),
         )  # fmt: skip

@@ -130,10 +130,14 @@ def unfold_pixels(threads, table, x, columns, n0, images, like, acc):
 
 
 @kernel
-def _fold_part(part, parts, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out):
+def _fold_part(
+    part, parts, table, scalars, columns, bias, z, dx, rows, n0, images, c0, channels, by_pixel, code, acc, bias_like,
+    z_like, out,
+):  # fmt: skip
     """Rows (n, c, d, h) of dx, channel-major; or (n, d, h) with all channels, pixel-major. One row of sums a part."""
     t, f = pointer(table, 0), pointer(scalars, 0.0)
     src, dst, add = pointer(columns, acc), pointer(dx, out), pointer(z, z_like)
+    b, bias_step, parameter = pointer(bias, bias_like), int(f[3]), f[2]
     width = t[IN_W]
     inner = t[C] if by_pixel else 1
     row = pointer(rows, acc)
@@ -186,15 +190,28 @@ def _fold_part(part, parts, table, scalars, columns, z, dx, rows, n0, images, c0
                 value = alpha * row[row_at + w * inner + k]
                 if t[HAS_Z]:
                     value += beta * cast(load(add, z_at + w * t[Z_W] + k * t[Z_C]), acc)
+                if bias != 0:
+                    value += cast(load(b, (c0 + c + k) * bias_step), acc)
+                if code != 0:
+                    value = activate(code, parameter, value)
                 store(dst, at + w * t[X_W] + k * t[X_C], value)
 
 
 @kernel
-def fold(threads, table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out):
-    """``dx = alpha * folded columns + beta * z`` for some images and channels; `rows` is scratch, see `fold_rows`."""
+def fold(
+    threads, table, scalars, columns, bias, z, dx, rows, n0, images, c0, channels, by_pixel, code, acc, bias_like,
+    z_like, out,
+):  # fmt: skip
+    """``dx = act(alpha * folded columns + beta * z + bias)`` for some images and channels.
+
+    `scalars` are alpha, beta, the activation's parameter and the bias's stride; `rows` is scratch, see `fold_rows`.
+    """
     t = pointer(table, 0)
     lines = images * t[IN_D] * t[IN_H] * (1 if by_pixel else channels)
-    arguments = (table, scalars, columns, z, dx, rows, n0, images, c0, channels, by_pixel, acc, z_like, out)
+    arguments = (
+        table, scalars, columns, bias, z, dx, rows, n0, images, c0, channels, by_pixel, code, acc, bias_like, z_like,
+        out,
+    )  # fmt: skip
     launch(_fold_part, min(lines, 4 * threads), threads, arguments)
 
 

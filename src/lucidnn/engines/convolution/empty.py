@@ -11,7 +11,7 @@ import torch
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from .._reference import finish
+from .._reference import finish, store
 
 
 class ConvEmpty(Engine):
@@ -20,12 +20,11 @@ class ConvEmpty(Engine):
     name = "conv.empty"
     operations = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_bgrad")
     targets = ("cpu", "cuda", "hip")
+    takes = frozenset({"padding_mode", "flip", "scale"})
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
         r.require(problem.is_empty, "a tensor without elements", "none")
-        for role, t in problem.items:
-            r.require(t.dtype in ("f64", "f32", "f16", "bf16"), f"{role} of type f64, f32, f16 or bf16", t.dtype)
         return r
 
     def cost(self, problem: Problem, config: Config) -> float:
@@ -43,6 +42,6 @@ class ConvEmpty(Engine):
                 return
             inputs = {role: pack[role].double() for role in ("z", "bias") if role in pack}
             zero = torch.zeros(pack[out].shape, dtype=torch.float64, device=pack[out].device)
-            pack[out].copy_(finish(problem, zero, inputs))
+            store(pack[out], finish(problem, zero, inputs))
 
         return run
