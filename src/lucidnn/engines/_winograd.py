@@ -94,25 +94,29 @@ def transforms(m: int, r: int) -> Transforms:
 
 
 @functools.cache
-def amplification(m: int, r: int) -> float:
+def amplification(m: int, r: int, worst: bool = False) -> float:
     """How many times larger the products of ``F(m, r)`` are than the outputs they cancel to, in one dimension.
 
     For independent random inputs and filters: the root mean square of the terms of an output of the outer transform
     over that of the output. Rounding errors relative to the terms grow by that much relative to the output; in two
-    dimensions by its square. Direct convolution has 1.
+    dimensions by its square. Direct convolution has 1. With `worst` for the worst of the m outputs, else for all.
 
     Examples
     --------
     >>> [round(amplification(m, 3) ** 2, 1) for m in (2, 4, 6)]
     [1.7, 4.8, 20.6]
+    >>> round(amplification(6, 3, worst=True) ** 2)
+    46
     """
     t = transforms(m, r)
     products = [sum(x * x for x in g) * sum(x * x for x in b) for g, b in zip(t.G, t.B, strict=True)]
-    total = sum(a * a * p for row in t.A for a, p in zip(row, products, strict=True))
-    return math.sqrt(total / (m * r))
+    squares = [sum(a * a * p for a, p in zip(row, products, strict=True)) / r for row in t.A]
+    return math.sqrt(max(squares) if worst else sum(squares) / m)
 
 
-def relative_error(tiles: tuple[tuple[int, int], ...], terms: float, roundoff: float = 2.0**-24) -> float:
+def relative_error(
+    tiles: tuple[tuple[int, int], ...], terms: float, roundoff: float = 2.0**-24, worst: bool = False
+) -> float:
     """Expected ``|out - exact| / |exact|`` (Frobenius) of a Winograd convolution, before the output is rounded.
 
     Parameters
@@ -123,6 +127,8 @@ def relative_error(tiles: tuple[tuple[int, int], ...], terms: float, roundoff: f
         Products that are summed before the outer transform: channels of a filter, or tiles in the filter's gradient.
     roundoff : float
         Unit roundoff of the arithmetic, transforms and sums alike.
+    worst : bool
+        Of the outputs at the worst place of a tile.
 
     Returns
     -------
@@ -135,4 +141,4 @@ def relative_error(tiles: tuple[tuple[int, int], ...], terms: float, roundoff: f
     >>> 1e-6 < relative_error(((4, 3), (4, 3)), 64) < 1.2e-6
     True
     """
-    return math.prod(amplification(m, r) for m, r in tiles) * roundoff * (1.5 + 0.3 * math.sqrt(terms))
+    return math.prod(amplification(m, r, worst) for m, r in tiles) * roundoff * (1.5 + 0.3 * math.sqrt(terms))
