@@ -127,8 +127,8 @@ def disagreement(
     """
     import torch
 
-    limits = {role: LIMITS.get(problem[role].dtype) for role in problem.outputs}
-    expected = {role: t if limits[role] is None else t.clamp(*limits[role]) for role, t in expected.items()}
+    limits = {role: LIMITS.get(problem[role].dtype, (-math.inf, math.inf)) for role in problem.outputs}
+    expected = {role: t.clamp(*limits[role]) for role, t in expected.items()}
     errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
     for role, error in errors.items():
         if problem[role].dtype in EXACT:

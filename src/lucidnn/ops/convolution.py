@@ -132,9 +132,9 @@ class _Convolution(Operation):
             raise InvalidArgument("groups", self.groups, "a number >= 1")
         if self.padding_mode not in PADDING_MODES:
             raise InvalidArgument("padding_mode", repr(self.padding_mode), ", ".join(PADDING_MODES))
-        if not any(map(any, values["padding"])):
-            values["padding_mode"] = "zeros"  # the mode means nothing without padding: one problem, one text
-        return dataclasses.replace(self, **values)
+        # The mode means nothing without padding: one problem, one text.
+        mode = self.padding_mode if any(map(any, values["padding"])) else "zeros"
+        return dataclasses.replace(self, **values, padding_mode=mode)
 
     def is_default(self, name: str) -> bool:
         plain = {"stride": 1, "dilation": 1, "padding": (0, 0)}.get(name)

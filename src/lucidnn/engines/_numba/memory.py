@@ -169,6 +169,13 @@ def _float_to_bfloat(value):
     return np.int16(np.uint16(quiet if value != value else rounded))
 
 
+@register_jitable
+def _nearest(value, low, high):
+    """The nearest whole number, halves to even, within limits; 0 for NaN, which fails every comparison."""
+    value = np.rint(value)
+    return high if value > high else (value if value >= low else (low if value < low else 0.0))
+
+
 def load(p, i):
     """``p[i]``, a 16-bit float widened to float32. Kernels only."""
     raise NotImplementedError("load works inside a kernel only")
@@ -212,6 +219,11 @@ def _store(p, i, value):
 
         def impl(p, i, value):
             p[i] = _float_to_bfloat(np.float32(value))
+    elif element in (types.int8, types.int32) and isinstance(value, types.Float):
+        low, high = (-128.0, 127.0) if element == types.int8 else (-2147483648.0, 2147483647.0)
+
+        def impl(p, i, value):
+            p[i] = cast(_nearest(float(value), low, high), p[i])
     else:
 
         def impl(p, i, value):

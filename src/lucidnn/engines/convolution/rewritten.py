@@ -1,0 +1,207 @@
+"""``conv.rewritten``: padding modes, flipped filters, scales and 8-bit types, by way of a plain convolution.
+
+Method. What is rare about the problem is moved into copies. The padded input is written out with what its padding mode
+puts there; a flipped filter is turned around; 8-bit operands on a CPU become float32 (float64 where sums of int8
+products pass 2^24, up to which float32 is exact); and where a scale, a type or the gradient of padding needs it, the
+plain convolution leaves its sums in the workspace, from which one more copy makes the result, epilogue included. In
+between runs whichever engine is best for the plain problem: this one's configurations are the others' names and
+configurations, so that cost model, timing and tuned rows choose among them as they do elsewhere.
+
+Cost: the inner engine's, and each rewritten tensor read and written once more. Workspace: the copies and the inner
+engine's own. Limits: the inner engines'; on a GPU 8-bit types are left to engines with matrix units for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from ...core import plan, registry
+from ...core.descriptor import TensorDescriptor
+from ...core.engine import Config, Engine, Refusals, Run
+from ...core.heuristics import roofline
+from ...core.operation import Epilogue
+from ...core.problem import Problem
+from ...core.settings import current
+from ...ops.convolution import Geometry
+from .._rewrite import FLOAT8, Place, Rewrite, rewriting
+
+ALIGN = 64
+EIGHT_BITS = ("i8", *FLOAT8)
+EXACT_TERMS = 2**24 // 128**2  # products of int8 that float32 sums exactly
+INEXACT = frozenset({"winograd", "fft", "tf32", "reduced_precision"})
+CONFIGS = 3  # of each inner engine
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The plain problem, the copies before and after it, where its operands lie, and the workspace of the copies."""
+
+    inner: Problem
+    before: tuple[Rewrite, ...]
+    after: tuple[Rewrite, ...]
+    places: tuple[Place, ...]  # of the inner problem's tensors
+    workspace: int
+    whole: bool  # int8 sums, which have to be exact
+
+
+class _Builder:
+    """Collects copies and lays them out in the workspace."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.workspace = 0
+        self.before: list[Rewrite] = []
+        self.after: list[Rewrite] = []
+
+    def part(self, dtype: str, like: TensorDescriptor, shape: tuple[int, ...] | None = None) -> Place:
+        """A piece of workspace for a dense tensor in the layout of `like`."""
+        layout = like.layout if like.is_channels_last else ""
+        place = Place(TensorDescriptor.make(dtype, shape or like.shape, layout), None, self.workspace)
+        self.workspace += -(-place.tensor.span * place.tensor.itemsize // ALIGN) * ALIGN
+        return place
+
+    def operand(self, role: str, dtype: str, shape: tuple[int, ...] | None = None, **how: Any) -> Place:
+        """An input, copied where its type or anything else has to change."""
+        here = Place(self.problem[role], role)
+        if dtype != here.tensor.dtype and here.tensor.dtype in FLOAT8:
+            converted = self.part(dtype, here.tensor)
+            self.before.append(Rewrite(here, converted))
+            here = converted
+        if how or dtype != here.tensor.dtype:
+            target = self.part(dtype, here.tensor, shape)
+            self.before.append(Rewrite(here, target, **how))
+            here = target
+        return here
+
+    def result(self, source: Place, **how: Any) -> None:
+        """The output, made from the sums in `source` with the problem's epilogue."""
+        (role,) = self.problem.outputs
+        here = Place(self.problem[role], role)
+        given = {name: name for name in ("scale", "bias", "z") if name in self.problem.tensors}
+        how |= {"epilogue": self.problem.epilogue, **given}
+        if here.tensor.dtype in FLOAT8 and not self.problem.target.is_gpu:
+            wide = self.part(source.tensor.dtype, here.tensor)
+            self.after += [Rewrite(source, wide, **how), Rewrite(wide, here)]
+        else:
+            self.after.append(Rewrite(source, here, **how))
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(problem: Problem) -> _Plan:
+    g, op = Geometry.of(problem), problem.op
+    direction = op.name.removeprefix("conv_")
+    (out,) = problem.outputs
+    roles = {"x": op.x_role, "w": op.w_role, "y": op.y_role}  # type: ignore[attr-defined]
+    types = {role: problem[role].dtype for role in roles.values()}
+    convert = not problem.target.is_gpu and any(kind in EIGHT_BITS for kind in types.values())
+    whole = problem[op.inputs[0]].dtype == "i8"
+    wide = "f64" if "f64" in types.values() or (whole and math.prod(g.w.shape[1:]) > EXACT_TERMS) else "f32"
+    padded, flipped = g.padding_mode != "zeros", g.flip
+    finish = convert or "scale" in problem.tensors
+    finish = finish or (direction == "dgrad" and padded) or (direction == "wgrad" and flipped)
+    build = _Builder(problem)
+    ndim = g.x.ndim - 2
+    shape = (*g.x.shape[:2], *(n + sum(p) for n, p in zip(g.x.shape[2:], op.padding, strict=True))) if padded else None
+    pads: dict[str, Any] = {}
+    if padded:
+        modes = tuple("as_is" if not b + a else g.padding_mode for b, a in zip(g.pad, g.pad_after, strict=True))
+        pads = {"modes": modes, "before": g.pad, "after": g.pad_after}
+    turn = {"modes": ("turned",) * 3} if flipped else {}
+    how = {"x": pads, "w": turn, "y": {}}
+    places: dict[str, Place] = {}
+    for part, role in roles.items():
+        if role != out:
+            kind = wide if convert else types[role]
+            places[role] = build.operand(role, kind, shape if part == "x" else None, **how[part])
+    epilogue = problem.epilogue
+    if finish:
+        # Sums of 8-bit operands that stay as they are (on a GPU) come as int32 or float32.
+        kind = "i32" if whole and not convert else wide
+        places[out] = build.part(kind, problem[out], shape if direction == "dgrad" else None)
+        epilogue = Epilogue()
+    else:
+        places |= {role: Place(t, role) for role, t in problem.items if role not in places}
+    plain = dataclasses.replace(
+        op, padding_mode="zeros", flip=False, **({"padding": ((0, 0),) * ndim} if padded else {})
+    )
+    tensors = {role: place.tensor for role, place in places.items()}
+    inner = Problem.create(plain, tensors, problem.target, epilogue, problem.math)
+    if finish:
+        back = dict(how["x" if direction == "dgrad" else "w" if direction == "wgrad" else "y"])
+        if direction == "dgrad" and padded:
+            back["adjoint"] = True
+        build.result(places[out], **back)
+    ordered = tuple(places[role] for role in inner.tensors)
+    return _Plan(inner, tuple(build.before), tuple(build.after), ordered, build.workspace, whole)
+
+
+@functools.lru_cache(maxsize=256)
+def _offers(problem: Problem, settings: Any) -> tuple[plan.Candidate, ...]:
+    """What the other engines have for the plain problem, cheapest first."""
+    p = _plan(problem)
+    found = []
+    for engine in registry.for_operation(p.inner.op.name):
+        unfit = {"reference", "nondeterministic"} | (INEXACT if p.whole else frozenset())
+        if isinstance(engine, Rewritten) or unfit & engine.notes:
+            continue
+        found += [c for c in plan.offers(p.inner, engine, settings)[:CONFIGS] if not c.refusals]
+    return tuple(sorted(found, key=lambda c: c.cost))
+
+
+class Rewritten(Engine):
+    """Any direction of a convolution with rare parts, through whichever engine takes the rest."""
+
+    name = "conv.rewritten"
+    operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
+    targets = ("cpu", "cuda", "hip")
+    notes = frozenset({"runtime_compilation"})
+    takes = frozenset({"padding_mode", "flip", "scale"})
+
+    def refusals(self, problem: Problem) -> list[str]:
+        r = Refusals()
+        r.require(not problem.is_empty, "tensors with elements", "an empty one")
+        eight = not problem.target.is_gpu and any(t.dtype in EIGHT_BITS for _, t in problem.items)
+        needed = "a padding mode, a flipped filter, a scale" + ("" if problem.target.is_gpu else " or an 8-bit type")
+        r.require(bool(problem.rare) or eight, needed, "none")
+        if not r:
+            found = _offers(problem, current())
+            r.require(bool(found), f"an engine that takes {_plan(problem).inner}", "none")
+        return r
+
+    def configs(self, problem: Problem) -> list[Config]:
+        return [{"engine": c.engine.name, "config": dict(c.config)} for c in _offers(problem, current())]
+
+    def workspace_size(self, problem: Problem, config: Config) -> int:
+        p = _plan(problem)
+        return p.workspace + registry.get(config["engine"]).workspace_size(p.inner, config["config"])
+
+    def cost(self, problem: Problem, config: Config) -> float:
+        p = _plan(problem)
+        copies = [*p.before, *p.after]
+        moved = roofline(
+            problem, flops=0.0, bytes=sum(c.bytes for c in copies), memory_efficiency=0.3, launches=len(copies)
+        )
+        return moved + registry.get(config["engine"]).cost(p.inner, config["config"])
+
+    def build(self, problem: Problem, config: Config) -> Run:
+        p = _plan(problem)
+        inner = registry.get(config["engine"]).build(p.inner, config["config"])
+        before, after = rewriting(problem, p.before), rewriting(problem, p.after)
+        roles, start = tuple(problem.tensors), p.workspace
+
+        def run(tensors: tuple[Any, ...], workspace: Any) -> None:
+            before(tensors, workspace)
+            named = dict(zip(roles, tensors, strict=True))
+            operands = tuple(place.view(named, workspace) for place in p.places)
+            inner(operands, None if workspace is None or workspace.numel() == start else workspace[start:])
+            after(tensors, workspace)
+
+        return run
+
+    def source(self) -> bytes:
+        """All engines' files: any of them may be inside."""
+        others = (e for name in self.operations for e in registry.for_operation(name) if e is not self)
+        return super().source() + b"".join(dict.fromkeys(e.source() for e in others))
