@@ -4,6 +4,9 @@
 
     python -m benchmarks.run                          # every suite, on the GPU if there is one
     python -m benchmarks.run --suite step,host --device cpu --threads 2
+    python -m benchmarks.run --suite models --device cpu --threads 2 --quick --part 2/6 --out part2.jsonl
+
+The suite models, a thousand problems, runs only where it is named.
 
 A suite's results go to ``benchmarks/results/<suite>_<device>.jsonl``, replaced as a whole when the suite has ended; an
 interrupted run leaves the old file. Kernels are compiled before anything is timed. Timings found along the way are
@@ -30,6 +33,7 @@ from lucidnn.core.errors import InvalidArgument, LucidnnError
 
 RESULTS = Path(__file__).parent / "results"
 SUITES = ("import", "host", "step", "conv")
+MORE = ("models",)  # too long to run unasked
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,9 +43,11 @@ SUITES = ("import", "host", "step", "conv")
 @click.option(
     "--policy", default="heuristic,find", show_default=True, help="How plans are chosen; several are compared."
 )
-@click.option("--problems", metavar="FILE", multiple=True, help="Problem lines for the suite conv, instead of its own.")
+@click.option("--problems", metavar="FILE", multiple=True, help="Problem lines instead of a suite's own.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; left out: the framework's number.")
 @click.option("--commit", help="Commit of the sources, where git cannot be asked.")
+@click.option("--part", default="1/1", show_default=True, help="Which part of how many of the suite models to run.")
+@click.option("--call-seconds", type=click.FloatRange(0, min_open=True), help="Longest call of models. [0.3 or 0.03]")
 @click.option("--quick", is_flag=True, help="Few samples: to see whether it runs, not to learn anything.")
 def command(
     suite: str,
@@ -51,49 +57,48 @@ def command(
     problems: tuple[str, ...],
     threads: int | None,
     commit: str | None,
+    part: str,
+    call_seconds: float | None,
     quick: bool,
 ) -> None:
     """Measure lucidnn beside the framework's own kernels."""
+    import torch
+
+    from lucidnn.cli.problems import device_of
+
     try:
-        _run(_listed("suite", suite, SUITES), device, out, policy, problems, threads, commit, quick)
+        suites, policies = _listed("suite", suite, SUITES + MORE), _listed("policy", policy, ("heuristic", "find"))
+        share = _part(part)
+        if threads:
+            torch.set_num_threads(threads)
+        limit = call_seconds or (0.03 if quick else 0.3)
+        files = [Path(p) for p in problems]
+        _run(suites, Context(device_of(device), policies, files, quick, share, limit), out, commit)
     except KeyboardInterrupt:
         raise Failure("interrupted; finished suites are written, the one under way is not", 130) from None
     except LucidnnError as error:
         raise Failure(str(error)) from error
 
 
-def _run(
-    suites: list[str],
-    device: str,
-    out: str | None,
-    policy: str,
-    problems: tuple[str, ...],
-    threads: int | None,
-    commit: str | None,
-    quick: bool,
-) -> None:
+def _run(suites: list[str], context: Context, out: str | None, commit: str | None) -> None:
     import torch
 
     from lucidnn.cli.environment import environment
-    from lucidnn.cli.problems import device_of
     from lucidnn.cli.terminal import json_place
     from lucidnn.core import settings
+    from lucidnn.engines._numba.jit import cache_directory
 
-    policies = _listed("policy", policy, ("heuristic", "find"))
-    if threads:
-        torch.set_num_threads(threads)
-    where = device_of(device)
     place = json_place(out)
     load = os.getloadavg()[0]
-    here: dict[str, Any] = {**environment(where, commit), "load": round(load, 2)}
+    here: dict[str, Any] = {**environment(context.device, commit), "load": round(load, 2)}
     if load > torch.get_num_threads() / 2:
         click.echo(f"-- this machine is busy (load {load:.1f}): times will say little", err=True)
     click.echo("  ".join(f"{name} {value}" for name, value in here.items()))
     if place is None:
         RESULTS.mkdir(exist_ok=True)
     lines: list[str] = []
+    cache_directory()  # compiled CPU kernels stay where they always are: only timings are thrown away
     with tempfile.TemporaryDirectory() as rows, settings.using(cache_dir=Path(rows)):
-        context = Context(where, policies, [Path(p) for p in problems], quick)
         for suite in suites:
             start = time.perf_counter()
             found = list(_shown(suite, context))
@@ -122,6 +127,14 @@ def _listed(name: str, text: str, accepted: tuple[str, ...]) -> list[str]:
     if not parts:
         raise InvalidArgument(name, "nothing", ", ".join(accepted))
     return parts
+
+
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    part, parts = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= part <= parts:
+        raise InvalidArgument("part", repr(text), "I/N with 1 <= I <= N")
+    return part, parts
 
 
 def slug(name: str) -> str:
