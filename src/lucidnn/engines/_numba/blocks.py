@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from ...ops.convolution import Geometry
+from ...ops.convolution import Geometry, five_strides
 
 ALIGN = 64
 TYPES = ("f64", "f32", "f16", "bf16")
@@ -21,6 +23,25 @@ def even_parts(total: int, limit: int, unit: int = 1) -> int:
     return min(total, -(-part // unit) * unit)
 
 
+def flattened(problem: Problem) -> tuple[Geometry, tuple[int, ...]]:
+    """Geometry, and five strides of z (zeros without one); where every tap is a point, images are one long row each.
+
+    A row of seven pixels would fill half a register tile, and is read in pieces of less than a vector.
+    """
+    g = Geometry.of(problem)
+    z = problem.tensors.get("z") if problem.op.name != "conv_wgrad" else None
+    add = five_strides(z) if z else (0,) * 5
+    tables = [g.x_strides, g.y_strides, *([add] if z else [])]
+    depth, rows, columns = g.in_size
+    dense = all((rows == 1 or t[3] == columns * t[4]) and (depth == 1 or t[2] == rows * columns * t[4]) for t in tables)
+    still = g.filter == g.stride == (1, 1, 1) and not any(g.pad) and not any(g.pad_after)
+    if not (still and dense):
+        return g, add
+    size = (1, 1, math.prod(g.in_size))
+    x, y, add = ((*t[:2], 0, 0, t[4]) for t in (g.x_strides, g.y_strides, add))
+    return dataclasses.replace(g, in_size=size, out_size=size, x_strides=x, y_strides=y), add
+
+
 def grouping(g: Geometry, lane: int, forward: bool = True) -> tuple[int, int, int, int]:
     """Groups, channels and filters of each, and channels of one filter, as the kernels see them.
 
@@ -31,6 +52,14 @@ def grouping(g: Geometry, lane: int, forward: bool = True) -> tuple[int, int, in
         most = max([n for n in range(lane, 4 * lane + 1, lane) if g.C % n == 0], default=g.C)
         return g.C // most, most, most, 1
     return (g.G, channels, filters, channels) if forward else (g.G, filters, channels, filters)
+
+
+def pixel_pitch(channels: int, itemsize: int) -> int:
+    """Elements from pixel to pixel in a slab, where nothing needs them side by side.
+
+    Pixels a multiple of 2 KB apart share two sets of a first-level cache: a vector more spreads them over all sets.
+    """
+    return channels + ALIGN // itemsize if channels * itemsize % 2048 == 0 else channels
 
 
 def aligned(elements: int, itemsize: int) -> int:

@@ -78,9 +78,10 @@ def pack_row(src, base, sc, sw, channels, count, dst_address, pitch, stage_addre
                 valid = min(side, width - j)
                 if direct and valid < side:
                     # A vector read of the last columns would pass the row's end, perhaps the tensor's.
+                    own = pointer(src, acc)
                     for i in range(side):
-                        for w in range(valid):
-                            stage[i * COLUMNS + j + w] = cast(load(x, base + (c0 + i) * sc + w0 + j + w), acc)
+                        v = vector.read_some(own, base + (c0 + i) * sc + w0 + j, 0, valid)
+                        vector.write(stage, i * COLUMNS + j, 1, v, valid)
                 at, row = stage_address + j * size, COLUMNS
                 if direct and valid == side:
                     at, row = src + (base + c0 * sc + w0 + j) * size, sc
@@ -111,7 +112,7 @@ def pack_row(src, base, sc, sw, channels, count, dst_address, pitch, stage_addre
 
 
 @separate
-def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc):
+def pack_spaced_slab(src, base, sizes, strides, origin, counts, channels, pitch, slab, stage, like, acc):
     """Fill a slab with pixels ``origin .. origin + counts`` of an image; zeros where that is outside.
 
     Parameters
@@ -122,6 +123,8 @@ def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, 
         Element offset of the image's (and group's) first pixel.
     sizes, origin, counts : (int, int, int)
         D, H, W of the image; of the slab's first pixel in it, which may be negative; of the slab.
+    channels, pitch : int
+        Channels to copy, and the slab's elements from pixel to pixel, at least as many.
     strides : (int, int, int, int)
         C, D, H, W of the tensor, in elements.
     like, acc
@@ -136,16 +139,22 @@ def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, 
         d = origin[0] + i
         for j in range(counts[1]):
             h = origin[1] + j
-            start = row * channels
+            start = row * pitch
             if d < 0 or d >= sizes[0] or h < 0 or h >= sizes[1]:
-                _zero(out, start, start + counts[2] * channels, acc)
+                _zero(out, start, start + counts[2] * pitch, acc)
             else:
-                _zero(out, start, start + first * channels, acc)
-                _zero(out, start + last * channels, start + counts[2] * channels, acc)
+                _zero(out, start, start + first * pitch, acc)
+                _zero(out, start + last * pitch, start + counts[2] * pitch, acc)
                 at = base + d * strides[1] + h * strides[2] + (origin[2] + first) * strides[3]
-                to = slab + (start + first * channels) * size
-                pack_row(src, at, strides[0], strides[3], channels, last - first, to, channels, stage, like, acc)
+                to = slab + (start + first * pitch) * size
+                pack_row(src, at, strides[0], strides[3], channels, last - first, to, pitch, stage, like, acc)
             row += counts[2]
+
+
+@separate
+def pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc):
+    """`pack_spaced_slab` with the pixels side by side."""
+    pack_spaced_slab(src, base, sizes, strides, origin, counts, channels, channels, slab, stage, like, acc)
 
 
 @separate

@@ -34,7 +34,18 @@ import torch
 from ...core.engine import Engine, Refusals
 from ...ops.convolution import Geometry
 from .. import _numba as nb
-from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping, seconds
+from .._numba.blocks import (
+    ALIGN,
+    IN_CACHE,
+    SLAB_BYTES,
+    TYPES,
+    aligned,
+    even_parts,
+    flattened,
+    grouping,
+    pixel_pitch,
+    seconds,
+)
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
 from .._numba.microkernel import ADD, RELU, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
@@ -43,7 +54,7 @@ from .._numba.packing import (
     add_panel,
     finish_panel,
     pack_filters,
-    pack_slab,
+    pack_spaced_slab,
     staging_elements,
     store_panel,
     zero_panel,
@@ -57,14 +68,14 @@ PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and agai
     GROUPS, C_COUNT, K_COUNT, IN_D, IN_H, IN_W, SRC_N, SRC_C, SRC_D, SRC_H, SRC_W, OUT_N, OUT_K, ADD_N, ADD_K,
     BLOCKS_D, BLOCKS_H, BLOCKS_W, SPLITS, BLOCK_D, BLOCK_H, BLOCK_W, STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W,
     SPAN_D, SPAN_H, SPAN_W, WIDTH, PANELS, C_BLOCK, SLAB, PANEL, SLOT, CODE, HAS_Z, PHASES,
-    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP, BIAS_STRIDE, DEPTH,
-) = range(49)  # fmt: skip
+    TASKS, PACK_PARTS, FILTERS, BIASES, W_K, W_C, W_GROUP, BIAS_STRIDE, DEPTH, PITCH,
+) = range(50)  # fmt: skip
 # A phase: size of its output grid; its first element and strides in y and in z; its packed filters; its taps twice, as
 # the tile runs them (offsets into the slab) and as they are packed (offsets into w).
 (
     P_D, P_H, P_W, Y_BASE, Y_D, Y_H, Y_W, Z_BASE, Z_D, Z_H, Z_W, START, COUNT, STEPS, RUNS, TAPS, SOURCES, SPREAD,
 ) = range(18)  # fmt: skip
-_HEAD, _PHASE = DEPTH + 1, SPREAD + 1
+_HEAD, _PHASE = PITCH + 1, SPREAD + 1
 _ROWS = rows_limit()
 CHAIN = 192  # terms that are summed one after another before the sum is put aside
 _VECTOR = lanes(1)  # bytes
@@ -122,7 +133,7 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
     h0, rest = rest % t[BLOCKS_H] * t[BLOCK_H], rest // t[BLOCKS_H]
     d0, rest = rest % t[BLOCKS_D] * t[BLOCK_D], rest // t[BLOCKS_D]
     group, n = rest % t[GROUPS], rest // t[GROUPS]
-    channels, width, block = t[C_COUNT], t[WIDTH], t[C_BLOCK]
+    channels, pitch, width, block = t[C_COUNT], t[PITCH], t[WIDTH], t[C_BLOCK]
     first, last = t[PANELS] * split // t[SPLITS], t[PANELS] * (split + 1) // t[SPLITS]
     base = n * t[SRC_N] + group * channels * t[SRC_C]
     sizes = (t[IN_D], t[IN_H], t[IN_W])
@@ -130,7 +141,7 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
     origin = (d0 * t[STEP_D] - t[LOW_D], h0 * t[STEP_H] - t[LOW_H], w0 * t[STEP_W] - t[LOW_W])
     # All phases read the same pixels: one slab serves them.
     counts = (t[SPAN_D], t[SPAN_H], t[SPAN_W])
-    pack_slab(src, base, sizes, strides, origin, counts, channels, slab, stage, like, acc)
+    pack_spaced_slab(src, base, sizes, strides, origin, counts, channels, pitch, slab, stage, like, acc)
     for phase in range(t[PHASES]):
         p = pointer(table + (_HEAD + phase * _PHASE) * 8, 0)
         ds, hs, ws = min(t[BLOCK_D], p[P_D] - d0), min(t[BLOCK_H], p[P_H] - h0), min(t[BLOCK_W], p[P_W] - w0)
@@ -138,7 +149,7 @@ def _task(task, slot, table, scalars, src, filters, bias, z, y, scratch, like, a
             continue
         taps, count, steps, spread = table + p[TAPS] * 8, p[RUNS], p[STEPS], p[SPREAD]
         pixels = ds * hs * ws
-        jumps = (t[STEP_D] * counts[1] * counts[2] * channels, t[STEP_H] * counts[2] * channels, t[STEP_W] * channels)
+        jumps = (t[STEP_D] * counts[1] * counts[2] * pitch, t[STEP_H] * counts[2] * pitch, t[STEP_W] * pitch)
         for k in range(first, last):
             at = group * t[PANELS] + k
             weights = filters + (p[START] + at * p[COUNT] * t[DEPTH] * width) * size
@@ -252,7 +263,7 @@ class _Plan:
     """Everything about one problem that does not change from call to call, down to the kernel's table."""
 
     def __init__(self, problem):
-        g = Geometry.of(problem)
+        g, add = flattened(problem)
         forward = problem.op.name == "conv_fprop"
         make = _Axis.forward if forward else _Axis.backward
         self.axes = [
@@ -264,8 +275,9 @@ class _Plan:
         self.processors = nb.worthwhile(problem.flops, problem.target.processors)
         self.groups, self.channels, self.filters, self.depth = grouping(g, lanes(self.itemsize), forward)
         self.taps = math.prod(g.filter)
+        self.pitch = self.channels if self.depth < self.channels else pixel_pitch(self.channels, self.itemsize)
         self._block(g)
-        self._tabulate(problem, g, forward)
+        self._tabulate(problem, g, add, forward)
 
     def _block(self, g: Geometry) -> None:
         """Choose the tile's width, the block of channels, and the block of output pixels of a task."""
@@ -285,7 +297,7 @@ class _Plan:
             return tuple((b - 1) * a.step + a.reach for b, a in zip(block, self.axes, strict=True))
 
         def fits(block):
-            return math.prod(spans(block)) * self.channels * self.itemsize <= SLAB_BYTES
+            return math.prod(spans(block)) * self.pitch * self.itemsize <= SLAB_BYTES
 
         pixels = SCRATCH_PIXELS * 4 // self.itemsize
         least = 4 * _ROWS
@@ -313,11 +325,9 @@ class _Plan:
         self.blocks = tuple(-(-n // b) for n, b in zip((d, h, w), block, strict=True))
         self.tasks = tasks() * self.splits
 
-    def _tabulate(self, problem, g: Geometry, forward: bool) -> None:
+    def _tabulate(self, problem, g: Geometry, add: tuple[int, ...], forward: bool) -> None:
         source, target = (g.x_strides, g.y_strides) if forward else (g.y_strides, g.x_strides)
         w_k, w_c, *w_taps = g.w_strides
-        z = problem.tensors.get("z")
-        add = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
         phases = list(itertools.product(*(axis.phases for axis in self.axes)))
         phase_size = self.panels * self.width * self.depth * self.groups
         records, tables, start = [], [], 0
@@ -327,15 +337,15 @@ class _Plan:
             combinations = list(itertools.product(*(p[2] for p in phase)))
             sources = [sum(r * s for (r, _), s in zip(c, w_taps, strict=True)) for c in combinations]
             offsets = [
-                ((d * self.spans[1] + h) * self.spans[2] + w) * self.channels for (_, d), (_, h), (_, w) in combinations
+                ((d * self.spans[1] + h) * self.spans[2] + w) * self.pitch for (_, d), (_, h), (_, w) in combinations
             ]
             row = [w for _, w in phase[2][2]]
             steps, runs, spread = self.channels, offsets, 0
             if self.each and row:
                 # One channel a filter: the steps are the taps of a row, which lie evenly.
                 steps, runs = len(row), offsets[:: len(row)]
-                spread = self.channels * (row[1] - row[0] if len(row) > 1 else 1)
-            elif self.c_block == self.channels and row == list(range(row[0], row[0] + len(row))) if row else False:
+                spread = self.pitch * (row[1] - row[0] if len(row) > 1 else 1)
+            elif self.c_block == self.pitch and row == list(range(row[0], row[0] + len(row))) if row else False:
                 # The taps of a row are neighbours in the slab: one run of steps covers them.
                 steps, runs = self.channels * len(row), offsets[:: len(row)]
             records += [p[1] for p in phase]
@@ -350,7 +360,7 @@ class _Plan:
         lane = lanes(self.itemsize)
         self.filter_elements = aligned(start, self.itemsize)
         self.bias_elements = aligned(self.groups * self.panels * self.width, self.itemsize)
-        slab = aligned(math.prod(self.spans) * self.channels, self.itemsize)
+        slab = aligned(math.prod(self.spans) * self.pitch, self.itemsize)
         panel = aligned((math.prod(self.block) + lane) * self.width, self.itemsize)
         self.slot_elements = slab + panel + aligned(staging_elements(), self.itemsize)
         epilogue = problem.epilogue
@@ -359,10 +369,10 @@ class _Plan:
             self.groups, self.channels, self.filters, *(axis.size for axis in self.axes), *source,
             *target[:2], *add[:2], *self.blocks, self.splits, *self.block, *(axis.step for axis in self.axes),
             *(axis.low for axis in self.axes), *self.spans, self.width, self.panels, self.c_block, slab, panel,
-            self.slot_elements, nb.ACTIVATIONS[epilogue.activation], int(z is not None), len(phases),
+            self.slot_elements, nb.ACTIVATIONS[epilogue.activation], int("z" in problem.tensors), len(phases),
             self.tasks, min(self.panels, 4 * self.processors), self.filter_elements, self.bias_elements,
             *((w_k, w_c) if by_filter else (w_c, w_k)), w_k * (self.filters if by_filter else self.channels),
-            problem["bias"].strides[0] if "bias" in problem.inputs else 0, self.depth,
+            problem["bias"].strides[0] if "bias" in problem.inputs else 0, self.depth, self.pitch,
         ]  # fmt: skip
         assert len(values) == _HEAD
         self.table = torch.tensor(values + records + tables, dtype=torch.int64)

@@ -24,11 +24,22 @@ import torch
 from ...core.engine import Engine, Refusals
 from ...ops.convolution import Geometry
 from .. import _numba as nb
-from .._numba.blocks import ALIGN, IN_CACHE, SLAB_BYTES, TYPES, aligned, even_parts, grouping, seconds
+from .._numba.blocks import (
+    ALIGN,
+    IN_CACHE,
+    SLAB_BYTES,
+    TYPES,
+    aligned,
+    even_parts,
+    flattened,
+    grouping,
+    pixel_pitch,
+    seconds,
+)
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, same_type, size_of, store
 from .._numba.microkernel import ADD, lanes, multiply_each, multiply_narrow, multiply_wide, rows_limit
-from .._numba.packing import pack_row, pack_slab, staging_elements, unpack_filters, zero_panel
+from .._numba.packing import pack_row, pack_spaced_slab, staging_elements, unpack_filters, zero_panel
 
 PIXELS = 192  # pixels of a block: with 32 filters 24 KB of dy, which stay in the first-level cache
 CHUNK_ELEMENTS = 144  # of each filter that the reduction takes at once: with 32 filters 18 KB
@@ -40,8 +51,8 @@ COPIES = 64 << 20  # bytes that the parts' sums may take together before parts s
     STEP_D, STEP_H, STEP_W, LOW_D, LOW_H, LOW_W, BLOCK_H, BLOCK_W, BLOCKS_H, BLOCKS_W, BLOCKS, SPAN_D, SPAN_H, SPAN_W,
     WIDTH, PANELS, RUNS, RUN, TAPS, SLAB, PANEL, SLOT, SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, C_STRIDE, K_STRIDE,
     G_STRIDE, ZC_STRIDE, ZK_STRIDE, ZG_STRIDE, HAS_Z, CHUNK, RUN_TABLE, TAP_TABLE, Z_TABLE, ROW_TABLE,
-    DEPTH, SPREAD,
-) = range(59)  # fmt: skip
+    DEPTH, SPREAD, PITCH,
+) = range(60)  # fmt: skip
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
 
@@ -108,7 +119,7 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
             rows, columns = min(t[BLOCK_H], t[OUT_H] - h0), min(t[BLOCK_W], t[OUT_W] - w0)
             origin = (d0 * t[STEP_D] - t[LOW_D], h0 * t[STEP_H] - t[LOW_H], w0 * t[STEP_W] - t[LOW_W])
             base = n * t[X_N] + group * channels * t[X_C]
-            pack_slab(x, base, sizes, strides, origin, counts, channels, slab, stage, like, acc)
+            pack_spaced_slab(x, base, sizes, strides, origin, counts, channels, t[PITCH], slab, stage, like, acc)
             for k in range(first, last):
                 k0 = k * width
                 at = n * t[Y_N] + (group * t[K_COUNT] + k0) * t[Y_K] + d0 * t[Y_D] + h0 * t[Y_H] + w0 * t[Y_W]
@@ -120,7 +131,7 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
                 a = slab + k * width * size if t[SPREAD] else slab
                 _accumulate(
                     width, a, panel, to, t[RUNS], t[RUN], t[SPREAD], table + t[RUN_TABLE] * 8, table + t[ROW_TABLE] * 8,
-                    rows, columns, t[STEP_W] * channels, flags, acc,
+                    rows, columns, t[STEP_W] * t[PITCH], flags, acc,
                 )  # fmt: skip
 
 
@@ -182,12 +193,15 @@ class _Plan:
     """Everything about one problem that does not change from call to call, down to the kernel's table."""
 
     def __init__(self, problem):
-        g = Geometry.of(problem)
+        g, _ = flattened(problem)
         self.acc = "f64" if "f64" in (g.x.dtype, g.w.dtype) else "f32"
         self.itemsize = 8 if self.acc == "f64" else 4
         self.groups, self.channels, self.filters, self.depth = grouping(g, lanes(self.itemsize))
         self.each = self.depth < self.channels
         self.taps = math.prod(g.filter)
+        # Taps that are neighbours in the slab make long runs: worth more than pixels in sets of their own.
+        side_by_side = self.each or (g.filter[2] > 1 and g.dilation[2] == 1)
+        self.pitch = self.channels if side_by_side else pixel_pitch(self.channels, self.itemsize)
         self._block(problem, g)
         self._tabulate(problem, g)
 
@@ -205,7 +219,7 @@ class _Plan:
             return tuple((b - 1) * s + d * (r - 1) + 1 for b, s, d, r in zip(block, g.stride, g.dilation, g.filter))
 
         def fits(rows, columns):
-            return math.prod(spans(rows, columns)) * self.channels * self.itemsize <= SLAB_BYTES
+            return math.prod(spans(rows, columns)) * self.pitch * self.itemsize <= SLAB_BYTES
 
         columns = even_parts(w, pixels)
         while columns > 32 and not fits(1, columns):
@@ -235,11 +249,11 @@ class _Plan:
         lane = lanes(self.itemsize)
         z = problem.tensors.get("z")
         z_strides = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (0,) * 5
-        row = self.spans[2] * self.channels
+        row = self.spans[2] * self.pitch
         plane = self.spans[1] * row
-        joined = g.dilation[2] == 1
+        joined = g.dilation[2] == 1 and self.pitch == self.channels
         starts = [
-            t * g.dilation[0] * plane + r * g.dilation[1] * row + s * g.dilation[2] * self.channels
+            t * g.dilation[0] * plane + r * g.dilation[1] * row + s * g.dilation[2] * self.pitch
             for t, r, s in itertools.product(*map(range, g.filter))
         ]
         run, spread = self.channels, 0
@@ -253,11 +267,11 @@ class _Plan:
             for strides in (g.w_strides, z_strides)
         )
         rows = [p * g.stride[1] * row for p in range(self.rows)]
-        slab = aligned(math.prod(self.spans) * self.channels, self.itemsize)
+        slab = aligned(math.prod(self.spans) * self.pitch, self.itemsize)
         panel = aligned(self.rows * self.columns * self.width, self.itemsize)
         self.slot = slab + panel + aligned(staging_elements(), self.itemsize)
         (w_k, w_c), (z_k, z_c) = g.w_strides[:2], z_strides[:2]
-        head = SPREAD + 1
+        head = PITCH + 1
         places = [head, head + len(starts)]
         places += [places[1] + len(taps), places[1] + 2 * len(taps)]
         values = [
@@ -267,7 +281,7 @@ class _Plan:
             *self.spans, self.width, self.panels, len(starts), run, self.taps, slab, panel, self.slot, self.sums,
             self.pixel_parts, self.filter_parts, self.parts, w_c, w_k, self.filters * w_k, z_c, z_k, self.filters * z_k,
             int(z is not None), even_parts(self.depth, max(CHUNK_ELEMENTS // self.taps, 1), lane), *places,
-            self.depth, spread,
+            self.depth, spread, self.pitch,
         ]  # fmt: skip
         self.table = torch.tensor(values + starts + taps + z_taps + rows, dtype=torch.int64)
         self.scalars = torch.tensor([problem.epilogue.alpha, problem.epilogue.beta], dtype=torch.float64)
