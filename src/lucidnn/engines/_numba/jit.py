@@ -72,9 +72,10 @@ def cache_directory() -> Path | None:
 
 @functools.cache
 def _shared_digest() -> bytes:
-    """A hash of every file beside this one: their functions are inlined into other files' kernels."""
+    """A hash of every file beside this one, and of the tables above: they become part of other files' kernels."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for path in sorted([*here.glob("*.py"), here.parent / "_winograd.py"]):
         digest.update(path.read_bytes())
     return digest.digest()
 
