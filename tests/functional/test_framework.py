@@ -14,6 +14,7 @@ from lucidnn import Problem
 from lucidnn import functional as F
 from lucidnn.core.errors import InvalidArgument, NotSupported
 from lucidnn.core.plan import observe
+from lucidnn.functional._convolution import PLAIN
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # the framework's own, on its own way to forward mode
 ops = torch.ops.lucidnn
@@ -28,7 +29,7 @@ def leaf(*shape, seed=0, dtype=torch.float32, last=False, device="cpu"):
 # ---- operators ---------------------------------------------------------------------------------------------
 
 POOL = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-CONV = ([1, 1], [1, 1, 1, 1], [1, 1], 1)
+CONV = ([1, 1], [1, 1, 1, 1], [1, 1], 1, "zeros", False)
 
 
 def operator_calls(last: bool, device: str) -> dict:
@@ -36,14 +37,14 @@ def operator_calls(last: bool, device: str) -> dict:
         return leaf(*shape, seed=seed, last=last, device=device)
 
     x, w, b, y = t(2, 3, 6, 6), t(4, 3, 3, 3, seed=1), t(4, seed=2), t(2, 4, 6, 6, seed=3)
-    wide = [2, 1], [1, 0, 0, 2], [1, 2], 1
+    wide = [2, 1], [1, 0, 0, 2], [1, 2], 1, "reflect", True
     pool_index = F.max_pool2d(y.detach(), 2, return_indices=True)[1]
     tap = ops.max_pool_fwd(y.detach(), *POOL, "u8")[1]
     return {
-        "conv_fprop": (ops.conv_fprop, (x, w, b, None, *CONV, 1.0, 0.0, "identity", 0.0, None)),
-        "conv_fprop z": (ops.conv_fprop, (x, w, b, y, *CONV, 0.5, 2.0, "relu", 0.0, None)),
-        "conv_fprop uneven": (ops.conv_fprop, (x, w, None, None, *wide, 1.0, 0.0, "leaky_relu", 0.1, None)),
-        "conv_dgrad": (ops.conv_dgrad, (y, w, [2, 3, 6, 6], last, *CONV, 1.0)),
+        "conv_fprop": (ops.conv_fprop, (x, w, b, None, None, *CONV, *PLAIN)),
+        "conv_fprop z": (ops.conv_fprop, (x, w, b, y, None, *CONV, 0.5, 2.0, "relu", 0.0, None, None)),
+        "conv_fprop uneven": (ops.conv_fprop, (x, w, None, None, None, *wide, 1.0, 0.0, "leaky_relu", 0.1, None, None)),
+        "conv_dgrad": (ops.conv_dgrad, (y, w, None, None, None, [2, 3, 6, 6], last, *CONV, *PLAIN)),
         "conv_wgrad": (ops.conv_wgrad, (x, y, [4, 3, 3, 3], last, *CONV, 1.0)),
         "conv_bgrad": (ops.conv_bgrad, (y,)),
         "pointwise_fwd": (ops.pointwise_fwd, (y, b, x.new_zeros(2, 4, 6, 6), 2.0, 1.0, "relu", 0.0)),
@@ -294,7 +295,7 @@ def test_both_roads_end_in_the_same_kernel(device):
         y = F.conv2d(x, w, b, padding=1)
         dx, dw, db = torch.autograd.grad(y.sum(), (x, w, b))
     with observe() as dispatched:
-        z = ops.conv_fprop(x, w, b, None, *CONV, 1.0, 0.0, "identity", 0.0, None)
+        z = ops.conv_fprop(x, w, b, None, None, *CONV, *PLAIN)
         gradients = torch.autograd.grad(z.sum(), (x, w, b))
     assert [p.problem for p in direct] == [p.problem for p in dispatched] and len(direct) == 4
     assert all(torch.equal(a, b) for a, b in zip((y, dx, dw, db), (z, *gradients), strict=True))

@@ -13,6 +13,7 @@ from lucidnn import functional as F
 from lucidnn.core.errors import NotSupported
 from lucidnn.core.plan import observe
 from lucidnn.core.settings import using
+from lucidnn.functional._convolution import PLAIN
 
 
 def leaf(*shape, seed=0, channels_last=False):
@@ -31,6 +32,25 @@ CONVOLUTIONS = {
     "2-D pairs": (F.conv2d, (1, 2, 4, 4), (2, 2, 3, 3), {"padding": ((0, 2), (1, 0)), "stride": (2, 1)}),
     "2-D unbatched": (F.conv2d, (2, 4, 4), (2, 2, 3, 3), {"padding": "same"}),
     "3-D": (F.conv3d, (1, 2, 3, 3, 4), (2, 2, 2, 2, 3), {"padding": (1, 0, 1), "stride": (1, 2, 1)}),
+    "2-D reflect": (F.conv2d, (1, 2, 4, 5), (3, 2, 3, 3), {"padding": (2, 1), "padding_mode": "reflect"}),
+    "2-D circular flipped": (
+        F.conv2d,
+        (1, 2, 3, 4),
+        (3, 2, 3, 2),
+        {"padding": (1, 2), "padding_mode": "circular", "flip": True},
+    ),
+    "1-D replicate": (F.conv1d, (2, 2, 4), (2, 2, 3), {"padding": ((5, 1),), "padding_mode": "replicate", "stride": 2}),
+    "1-D causal": (F.conv1d, (2, 2, 6), (3, 2, 3), {"padding": "causal", "dilation": 2}),
+    "2-D same with stride": (F.conv2d, (1, 2, 5, 6), (3, 2, 3, 2), {"padding": "same", "stride": 2}),
+    "transposed 1-D": (F.conv_transpose1d, (2, 3, 4), (3, 4, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+    "transposed 2-D": (F.conv_transpose2d, (1, 4, 3, 2), (4, 2, 3, 2), {"stride": (2, 1), "groups": 2}),
+    "transposed 2-D relu": (
+        F.conv_transpose2d,
+        (1, 2, 3, 3),
+        (2, 3, 3, 3),
+        {"padding": 1, "activation": "relu", "flip": True},
+    ),
+    "transposed 3-D": (F.conv_transpose3d, (1, 2, 2, 2, 3), (2, 2, 2, 2, 2), {"stride": (1, 2, 2), "dilation": 2}),
     "relu": (F.conv2d, (1, 2, 4, 4), (2, 2, 3, 3), {"activation": "relu"}),
     "leaky_relu": (F.conv2d, (1, 2, 4, 4), (2, 2, 3, 3), {"activation": "leaky_relu", "parameter": 0.2}),
     "leaky_relu, falling": (F.conv2d, (1, 2, 4, 4), (2, 2, 3, 3), {"activation": "leaky_relu", "parameter": -0.2}),
@@ -45,7 +65,8 @@ FORMATS = [(n, last) for n, case in CONVOLUTIONS.items() for last in (False, Tru
 def test_convolution_twice(name, channels_last):
     function, x_shape, w_shape, kwargs = CONVOLUTIONS[name]
     x, w = leaf(*x_shape, seed=1, channels_last=channels_last), leaf(*w_shape, seed=2, channels_last=channels_last)
-    b = leaf(w_shape[0], seed=3)
+    transposed = function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+    b = leaf(w_shape[1] * kwargs.get("groups", 1) if transposed else w_shape[0], seed=3)
 
     def call(x, w, b):
         return function(x, w, b, **kwargs)
@@ -104,14 +125,14 @@ def test_the_operators_gradients_too():
     ops = torch.ops.lucidnn
     x, w, z = leaf(1, 2, 5, 5), leaf(3, 2, 2, 2, seed=1), leaf(1, 3, 4, 4, seed=2)
     b, dy = leaf(3, seed=3), leaf(1, 3, 4, 4, seed=4)
-    geometry = ([1, 1], [0, 0, 0, 0], [1, 1], 1)
+    geometry = ([1, 1], [0, 0, 0, 0], [1, 1], 1, "zeros", False)
 
     def fprop(x, w, b, z):
-        return ops.conv_fprop(x, w, b, z, *geometry, 0.5, -2.0, "relu", 0.0, None)
+        return ops.conv_fprop(x, w, b, z, None, *geometry, 0.5, -2.0, "relu", 0.0, None, None)
 
     assert gradcheck(fprop, (x, w, b, z)) and gradgradcheck(fprop, (x, w, b, z), fast_mode=True)
     for call, args in {
-        lambda dy, w: ops.conv_dgrad(dy, w, [1, 2, 5, 5], False, *geometry, 0.5): (dy, w),
+        lambda dy, w: ops.conv_dgrad(dy, w, None, None, None, [1, 2, 5, 5], False, *geometry, 0.5, *PLAIN[1:]): (dy, w),
         lambda x, dy: ops.conv_wgrad(x, dy, [3, 2, 2, 2], True, *geometry, -1.5): (x, dy),
         ops.conv_bgrad: (dy,),
         lambda x, b, z: ops.pointwise_fwd(x, b, z, 2.0, 0.5, "relu", 0.0): (dy, b, z),

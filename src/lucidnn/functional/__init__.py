@@ -9,8 +9,20 @@
 torch.Size([4, 3, 3, 3])
 """
 
-from .convolution import conv1d, conv2d, conv3d, linear
+from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
 
-__all__ = ["conv1d", "conv2d", "conv3d", "linear", "max_pool1d", "max_pool2d", "max_pool3d", "relu"]
+__all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "linear",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "relu",
+]

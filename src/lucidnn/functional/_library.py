@@ -254,10 +254,12 @@ def last(t: torch.Tensor) -> bool:
     return is_channels_last(t.shape, t.stride())
 
 
-def dense(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> TensorDescriptor:
-    """Descriptor of an output of `like`'s type in one of the two dense layouts."""
+def dense(
+    like: torch.Tensor, shape: Sequence[int], channels_last: bool, dtype: torch.dtype | None = None
+) -> TensorDescriptor:
+    """Descriptor of an output, of `like`'s type if no other is given, in one of the two dense layouts."""
     strides = channels_last_strides(shape) if channels_last else contiguous_strides(shape)
-    return TensorDescriptor(short_dtype(like.dtype), tuple(shape), strides)
+    return TensorDescriptor(short_dtype(dtype or like.dtype), tuple(shape), strides)
 
 
 def new_empty(

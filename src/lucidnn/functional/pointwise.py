@@ -40,7 +40,7 @@ def _fwd_backward(needs, args, outputs, grads):
     if activation != "identity":
         source = outputs[0] if outputs else pointwise_fwd(x, bias, z, alpha, beta, "identity", 0.0)
         dy = pointwise_bwd(dy, source, 1.0, activation, parameter)
-    from .convolution import conv_bgrad  # the sum over all but the channel axis is the convolutions' too
+    from ._convolution import conv_bgrad  # the sum over all but the channel axis is the convolutions' too
 
     dx = (dy if alpha == 1.0 else alpha * dy).to(x.dtype) if needs[0] else None
     db = conv_bgrad(dy).to(bias.dtype) if needs[1] else None

@@ -181,7 +181,8 @@ class _Convolution(Operation):
             kinds = FLOATING if not whole else INTEGER_RESULTS if role == out else ("i8",)
             if tensors[role].dtype not in kinds:
                 also = ", or i8 for both" if self.name == "conv_fprop" and role == self.inputs[0] else ""
-                raise InvalidArgument(role, str(tensors[role]), f"one of the types {', '.join(kinds)}{also}")
+                of = "a floating-point type: " if kinds is FLOATING else "type "
+                raise InvalidArgument(role, str(tensors[role]), of + ", ".join(kinds) + also)
         if a.dtype != b.dtype and not (a.itemsize == b.itemsize == 1):  # the two float8 types mix
             raise InvalidArgument(self.inputs[1], str(b), f"the data type of {self.inputs[0]}, {a.dtype}")
 
