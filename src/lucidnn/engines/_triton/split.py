@@ -125,15 +125,21 @@ class Split:
         parts, g = self.parts(config), self.geometry
         if parts == 1:
             return []
-        block_s = min(triton.next_power_of_2(parts), 32)
-        block = min(1024, 2048 // block_s)
-        args: dict[str, Argument] = {
-            **last_step(problem), "parts": Slice(at, self.part_type), "dw": "dw",
-            "PARTS": parts, "ELEMENTS": self.elements, "C": g.C // g.G, **named("dw", "kctrs", g.w_strides),
-        }  # fmt: skip
-        wide = self.elements + 4096 > INT32 or any(t.span > INT32 for _, t in problem.items)
-        constexprs = {**dict(zip("TRS", g.filter)), "WIDE": wide, "BLOCK_S": block_s, "BLOCK": block}
-        return [Launch(conv_wgrad_sum, (-(-self.elements // block),), args, constexprs, 4, 2)]
+        return [add_parts(problem, g, parts, Slice(at, self.part_type))]
+
+
+def add_parts(problem: Problem, g: Geometry, parts: int, source: Slice) -> Launch:
+    """The launch that adds `parts` filter gradients, each laid out as K, T, R, S, C, and writes dw."""
+    elements = g.K * math.prod(g.filter) * (g.C // g.G)
+    block_s = min(triton.next_power_of_2(parts), 32)
+    block = min(1024, 2048 // block_s)
+    args: dict[str, Argument] = {
+        **last_step(problem), "parts": source, "dw": "dw",
+        "PARTS": parts, "ELEMENTS": elements, "C": g.C // g.G, **named("dw", "kctrs", g.w_strides),
+    }  # fmt: skip
+    wide = elements + 4096 > INT32 or any(t.span > INT32 for _, t in problem.items)
+    constexprs = {**dict(zip("TRS", g.filter)), "WIDE": wide, "BLOCK_S": block_s, "BLOCK": block}
+    return Launch(conv_wgrad_sum, (-(-elements // block),), args, constexprs, 4, 2)
 
 
 def last_step(problem: Problem) -> dict[str, Argument]:
