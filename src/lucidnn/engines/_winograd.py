@@ -27,15 +27,21 @@ from fractions import Fraction
 
 Matrix = tuple[tuple[float, ...], ...]
 
-_HALF, _NEAR, _FAR = Fraction(1, 2), Fraction(5, 8), Fraction(3, 2)
+
+def _pairs(*points: Fraction | int) -> tuple[Fraction, ...]:
+    """Zero, then every point and its negative."""
+    return (Fraction(0), *(Fraction(sign * p) for p in points for sign in (1, -1)))
+
+
+_HALF = Fraction(1, 2)
 POINTS: dict[int, tuple[Fraction, ...]] = {
-    2: (Fraction(0),),
-    3: (Fraction(0), Fraction(1)),
-    4: (Fraction(0), Fraction(1), Fraction(-1)),
-    5: (Fraction(0), Fraction(1), Fraction(-1), _HALF),
-    6: (Fraction(0), _NEAR, -_NEAR, _FAR, -_FAR),
-    7: (Fraction(0), Fraction(1), Fraction(-1), _HALF, -_HALF, Fraction(2)),
-    8: (Fraction(0), Fraction(1), Fraction(-1), _HALF, -_HALF, Fraction(2), Fraction(-2)),
+    2: _pairs(),
+    3: (*_pairs(), Fraction(1)),
+    4: _pairs(1),
+    5: (*_pairs(Fraction(3, 2)), _HALF),
+    6: _pairs(Fraction(5, 8), Fraction(3, 2)),
+    7: (*_pairs(Fraction(7, 8), 2), Fraction(3, 8)),
+    8: _pairs(1, _HALF, 2),
 }  # by m + r - 1; infinity is one more
 
 

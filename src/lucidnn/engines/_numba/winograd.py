@@ -30,11 +30,12 @@ from .stack import stack
 
 # (m, r) along rows and along columns. Filters along one axis only stand as rows; turned strides make them columns.
 _SIDES = ((2, 3), (4, 3), (2, 5), (4, 5))
-CASES = (*((side, side) for side in _SIDES), *(((1, 1), side) for side in (*_SIDES, (6, 3), (2, 7))))
+_LINES, _SQUARES = (*_SIDES, (6, 3), (2, 7)), (*_SIDES, (3, 3), (5, 3))
+CASES = (*((side, side) for side in _SQUARES), *(((1, 1), side) for side in _LINES))
 CHAIN = 192  # terms that are summed one after another before the sum is put aside
 _ROWS = rows_limit()
 _VECTOR = lanes(1)  # bytes
-_MOST = 4 * 4 * 2 * lanes(4)  # elements of the largest output tile of a wide panel
+_MOST = 5 * 5 * 2 * lanes(4)  # elements of the largest output tile of a wide panel
 _I64, _I32 = ir.IntType(64), ir.IntType(32)
 _ONE: Matrix = ((1.0,),)
 
@@ -48,7 +49,7 @@ def sides(g: Geometry, tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
 def tile_sizes(g: Geometry) -> list[int]:
     """Sides of output tiles for this filter, the best guess first."""
     known = []
-    for tile in (4, 6, 2):
+    for tile in (4, 5, 3, 6, 2):
         down, across = sides(g, tile)
         if (down, across) in CASES or (across, down) in CASES:
             known.append(tile)
