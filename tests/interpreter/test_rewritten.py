@@ -1,6 +1,6 @@
 """Problems with rare parts on a GPU target, in Triton's interpreter: the copies, and what runs between them.
 
-bfloat16 is left out: the interpreter multiplies its raw bits.
+bfloat16 is left out: the interpreter multiplies its raw bits; so are float8 results, which it rounds wrongly.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ LINES = [
     for problem in read_problems(FORMS, Target.parse("cuda:sm_90"))
     if problem.op.name in get("conv.rewritten").operations and not get("conv.rewritten").reasons(problem)
     if all(t.dtype != "bf16" for _, t in problem.items)
+    if not problem[problem.outputs[0]].dtype.startswith("f8")
 ]
 
 
@@ -28,7 +29,7 @@ def test_rewritten(problem):
     engine = get("conv.rewritten")
     configs = engine.configs(problem)
     # An engine that takes part of the work through the framework's BLAS would read flags of a GPU that is not here.
-    config = next(c for c in configs if c["engine"] == "conv.implicit_gemm" or "wgrad" in c["engine"])
+    config = next(c for c in configs if c["engine"] in ("conv.implicit_gemm", "conv.implicit_gemm_wgrad"))
     check = verify(problem, engine, config, torch.device("cpu"))
     assert not check.fault, f"{config}: {check.fault}"
 

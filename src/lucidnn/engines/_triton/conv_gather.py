@@ -10,13 +10,13 @@ is the filter itself. One kernel serves both directions and 1 to 3 dimensions:
   takes one phase and visits only the taps that count.  Every phase is then a convolution of stride 1, and no
   product is wasted.
 
-Sums are kept in float32 (float64 for float64) and meet alpha, beta * z, bias and the activation before they
-are stored. Channels are visited in blocks of one tap; where a group has fewer than 16, taps and channels are
-packed into one axis. Offsets are 64-bit where a tensor reaches past 2^31 elements.  Loads are wide (and
-asynchronous on NVIDIA GPUs) where channels are innermost and their number is a multiple of 8 (16-bit) or 4
-(32-bit); in channels-first layouts neighbouring threads read neighbouring pixels.  Triton lays a load out along
-the axis that it knows to be contiguous, and along a tile's rows where it knows of none: tiles of pixels have the
-pixels as their rows, tiles of the filter the axis that shared memory should hold contiguous (W_TURNED).
+Sums are kept in float32 (float64 for float64, int32 for int8) and meet the scale, alpha, beta * z, bias and the
+activation before they are stored. Channels are visited in blocks of one tap; where a group has fewer than 16, taps and
+channels are packed into one axis. Offsets are 64-bit where a tensor reaches past 2^31 elements. Loads are wide (and
+asynchronous on NVIDIA GPUs) where channels are innermost and their number is a multiple of 8 (16-bit) or 4 (32-bit);
+in channels-first layouts neighbouring threads read neighbouring pixels. Triton lays a load out along the axis that it
+knows to be contiguous, and along a tile's rows where it knows of none: tiles of pixels have the pixels as their rows,
+tiles of the filter the axis that shared memory should hold contiguous (W_TURNED).
 
 Engines share this file: `View` says what a problem asks of the kernel, `View.over` the same with operands
 that have been laid out anew, and `gather` makes the launch.
@@ -28,17 +28,18 @@ import math
 import triton
 import triton.language as tl
 
-from ...core.engine import Config
+from ...core.engine import Config, Refusals
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
 from ...ops.convolution import Geometry
-from .epilogue import finish
+from .epilogue import finish, stored
 from .index import INT32, columns, rows
 from .launch import Argument, Launch, blend
 from .tf32 import rounded
 from .tiles import Gemm
 
 DTYPES = ("f64", "f32", "f16", "bf16")
+EIGHT_BITS = {"i8": 80, "f8e4m3": 89, "f8e5m2": 89}  # operands, and the NVIDIA generation that first multiplied them
 PACK_BELOW = 16  # channels of a group
 ORDER = {"GROUP_M": 8, "TAPS_INNER": False}  # in which tiles are dealt out, and in which a tile's loop runs
 
@@ -61,11 +62,11 @@ def _first_tap(phase, pad, TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: t
 
 @triton.jit
 def conv_gather(
-    src, w, bias, z, dst, alpha, beta, parameter,
+    src, w, scale, bias, z, dst, alpha, beta, parameter,
     M, O, P, Q, src_d, src_h, src_w, dst_d, dst_h, dst_w, RED, OUT, GROUPS, pad_d, pad_h, pad_w,
     src_n_stride, src_c_stride, src_d_stride, src_h_stride, src_w_stride,
     w_group_stride, w_out_stride, w_red_stride, w_t_stride, w_r_stride, w_s_stride,
-    bias_stride, z_n_stride, z_c_stride, z_d_stride, z_h_stride, z_w_stride,
+    scale_stride, bias_stride, z_n_stride, z_c_stride, z_d_stride, z_h_stride, z_w_stride,
     dst_n_stride, dst_c_stride, dst_d_stride, dst_h_stride, dst_w_stride,
     T: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE_D: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -147,7 +148,9 @@ def conv_gather(
     else:
         filters = columns(w + (group * w_group_stride + k * w_out_stride), W_TURNED)
     ok_filters = columns(k < OUT, W_TURNED)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64 if src.dtype.element_ty == tl.float64 else tl.float32)
+    KIND: tl.constexpr = src.dtype.element_ty
+    SUMS: tl.constexpr = tl.float64 if KIND == tl.float64 else (tl.int32 if KIND == tl.int8 else tl.float32)  # noqa: SIM300
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUMS)
     # ---- the product. max(.., 1): a loop that might not run makes Triton 3.6 have every wgmma serialised
     if PACKED:
         steps = tl.cdiv(taps * PACKED, BLOCK_K)
@@ -221,6 +224,9 @@ def conv_gather(
             # Each trip sums for itself and is then added: a chain of thousands of terms would lose digits that the
             # peer keeps. The limit on imprecise terms means nothing here but stops the two from being merged again.
             acc += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=1, out_dtype=acc.dtype)
+        elif a.dtype.is_fp8():
+            # The matrix units keep few bits of a sum of float8 products: each trip sums for itself, at most 128.
+            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     # ---- the epilogue
@@ -243,12 +249,18 @@ def conv_gather(
     bias_tile = None
     if bias is not None:
         bias_tile = tl.load(bias + channel * bias_stride, mask=k < OUT, other=0.0)[None, :]
-    result = finish(acc, z_tile, bias_tile, alpha, beta, parameter, ACT)
+    if dst.dtype.element_ty == tl.int32:  # sums as they are, exact
+        result = acc if bias is None else acc + bias_tile
+    else:
+        sums = acc.to(tl.float32) if SUMS == tl.int32 else acc  # noqa: SIM300
+        if scale is not None:
+            sums = sums * tl.load(scale + channel * scale_stride, mask=k < OUT, other=0.0)[None, :].to(sums.dtype)
+        result = stored(finish(sums, z_tile, bias_tile, alpha, beta, parameter, ACT), dst.dtype.element_ty)
     dst_row = n * dst_n_stride + p * dst_h_stride + q * dst_w_stride
     if HAS_D:
         dst_row += o * dst_d_stride
     dst_places = (dst + dst_row)[:, None] + (channel * dst_c_stride)[None, :]
-    tl.store(dst_places, result.to(dst.dtype.element_ty), mask=ok)
+    tl.store(dst_places, result, mask=ok)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,6 +340,17 @@ class View:
         return tiles * self.geometry.G * self.phases
 
 
+def unfit(problem: Problem, refusals: Refusals) -> None:
+    """Add the reasons why the kernel does not take the problem's types."""
+    generation = problem.target.capability
+    operands = (*DTYPES, *(t for t, since in EIGHT_BITS.items() if generation >= since))
+    results = (*operands, "i32") if problem.items[0][1].dtype == "i8" else (*DTYPES, *EIGHT_BITS)
+    roles = problem.op.inputs
+    refusals.require_tensors([i for i in problem.items if i[0] in roles], operands, elements=True)
+    others = [i for i in problem.items if i[0] not in roles and i[0] != "scale"]
+    refusals.require_tensors(others, results, elements=True)
+
+
 def gather(problem: Problem, v: View, config: Config, *, precision: str, rounding: bool, full: bool = False) -> Launch:
     """The launch of `conv_gather`.
 
@@ -335,14 +358,15 @@ def gather(problem: Problem, v: View, config: Config, *, precision: str, roundin
     to whole tiles.
     """
     config, g = {**ORDER, **config}, v.geometry
-    z, bias = problem.tensors.get("z"), problem.tensors.get("bias")
+    z, bias, scale = (problem.tensors.get(role) for role in ("z", "bias", "scale"))
     z_strides = (*z.strides[:2], *(0,) * (5 - z.ndim), *z.strides[2:]) if z else (None,) * 5
     w_group, w_out, w_red, w_t, w_r, w_s = v.w_strides
     args: dict[str, Argument] = dict(
-        src=v.source, w=v.filters, bias="bias", z="z", dst=problem.outputs[0], **blend(problem),
+        src=v.source, w=v.filters, scale="scale", bias="bias", z="z", dst=problem.outputs[0], **blend(problem),
         M=v.pixels, O=v.grid[0], P=v.grid[1], Q=v.grid[2], RED=v.red, OUT=v.out, GROUPS=g.G,
         w_group_stride=w_group, w_out_stride=w_out, w_red_stride=w_red,
         w_t_stride=w_t, w_r_stride=w_r, w_s_stride=w_s, bias_stride=bias.strides[0] if bias else None,
+        scale_stride=None if scale is None else scale.strides[0] if scale.shape[0] > 1 else 0,
     )  # fmt: skip
     for name, values in (("src", v.src_strides), ("z", z_strides), ("dst", v.dst_strides)):
         args.update({f"{name}_{axis}_stride": value for axis, value in zip("ncdhw", values)})

@@ -178,3 +178,27 @@ def finish(acc, z, bias, alpha, beta, p, ACT: tl.constexpr):
     if bias is not None:
         r = r + bias.to(acc.dtype)
     return activate(r, ACT, p)
+
+
+@triton.jit
+def _nearest(v, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """Nearest whole number, halves to even, within limits; 0 for NaN."""
+    v = tl.where(v < LOW, LOW, tl.where(v > HIGH, HIGH, tl.where(v == v, v, 0.0)))
+    low = tl.floor(v)
+    rest = v - low
+    odd = low - 2.0 * tl.floor(low * 0.5)
+    return low + tl.where((rest > 0.5) | ((rest == 0.5) & (odd != 0.0)), 1.0, 0.0)
+
+
+@triton.jit
+def stored(v, type):
+    """A float32 or float64 result in the type that it is stored in; 8-bit types are cut off at their limits."""
+    if type == tl.int8:
+        v = _nearest(v, -128.0, 127.0)
+    elif type == tl.int32:
+        v = _nearest(v, -2147483648.0, 2147483647.0)
+    elif type == tl.float8e4nv:
+        v = tl.where(v > 448.0, 448.0, tl.where(v < -448.0, -448.0, v))
+    elif type == tl.float8e5:
+        v = tl.where(v > 57344.0, 57344.0, tl.where(v < -57344.0, -57344.0, v))
+    return v.to(type)

@@ -11,7 +11,7 @@ the result's innermost axis. The modes are those of `lucidnn.engines._rewrite.MO
 import triton
 import triton.language as tl
 
-from .epilogue import finish
+from .epilogue import finish, stored
 
 
 @triton.jit
@@ -50,16 +50,6 @@ def _position(i, term, size, before, total, MODE: tl.constexpr, ADJOINT: tl.cons
     else:
         j = tl.where(j < 0, j + size, tl.where(j >= size, j - size, j))
     return j, term == 0
-
-
-@triton.jit
-def to_whole(v, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Nearest whole number, halves to even, within limits; 0 for NaN. Float32 or float64 in and out."""
-    v = tl.where(v < LOW, LOW, tl.where(v > HIGH, HIGH, tl.where(v == v, v, 0.0)))
-    low = tl.floor(v)
-    rest = v - low
-    odd = low - 2.0 * tl.floor(low * 0.5)
-    return low + tl.where((rest > 0.5) | ((rest == 0.5) & (odd != 0.0)), 1.0, 0.0)
 
 
 @triton.jit
@@ -110,9 +100,5 @@ def rewrite(
     if bias is not None:
         bias_tile = tl.load(bias + c * bias_step, mask=ok, other=0.0)
     result = finish(total, z_tile, bias_tile, alpha, beta, parameter, ACT)
-    if dst.dtype.element_ty == tl.int8:
-        result = to_whole(result, -128.0, 127.0)
-    elif dst.dtype.element_ty == tl.int32:
-        result = to_whole(result, -2147483648.0, 2147483647.0)
     places = dst + n * dst_n + c * dst_c + d * dst_d + h * dst_h + w * dst_w
-    tl.store(places, result.to(dst.dtype.element_ty), mask=ok)
+    tl.store(places, stored(result, dst.dtype.element_ty), mask=ok)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...core.descriptor import DTYPES
 from ...core.target import Target
 
 # (BLOCK_M, BLOCK_N, num_warps, num_stages, part of the peak rate), for matrix units and for the vector units.
@@ -51,11 +52,11 @@ class Gemm:
 
     @property
     def itemsize(self) -> int:
-        return {"f64": 8, "f32": 4}.get(self.dtype, 2)
+        return DTYPES[self.dtype][1]
 
     @property
     def on_matrix_units(self) -> bool:
-        return self.dtype in ("f16", "bf16") or (self.dtype == "f32" and self.math == "tf32")
+        return self.itemsize < 4 or (self.dtype == "f32" and self.math == "tf32")
 
 
 def block_k(gemm: Gemm, target: Target) -> int:
@@ -63,7 +64,8 @@ def block_k(gemm: Gemm, target: Target) -> int:
     if not gemm.on_matrix_units:
         return 16
     widest = 128 // gemm.itemsize // (2 if target.kind == "hip" else 1)
-    return next(k for k in (64, 32, 16) if k <= widest and (k == 16 or k <= 2 * gemm.depth - 16))
+    least = 32 if gemm.itemsize == 1 else 16  # products that a matrix instruction sums at once
+    return next(k for k in (128, 64, 32, 16) if k <= widest and (k == least or k <= 2 * gemm.depth - 16))
 
 
 def shared_bytes(config: Mapping[str, Any], itemsize: int, target: Target) -> int:

@@ -8,6 +8,8 @@ Float32 operands under ``math=tf32`` are rounded to TF32 on their way from share
 that way leads through registers, and ``conv.implicit_gemm_packed`` saves it.  On few channels the vector units
 are as fast, so they are tried too.
 
+int8 operands give exact int32 sums, float8 operands (of both kinds, also mixed) float32 sums of short chains.
+
 Any strides (also 0), asymmetric padding, dilation and groups, 1 to 3 dimensions; every edge is masked.
 Cost: the operations of the definition plus what partly filled tiles waste; no workspace.
 """
@@ -15,7 +17,7 @@ Cost: the operations of the definition plus what partly filled tiles waste; no w
 from ...core.engine import Config, Refusals
 from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
-from .._triton.conv_gather import DTYPES, ORDER, View, gather
+from .._triton.conv_gather import ORDER, View, gather, unfit
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
 from .._triton.tiles import THROUGH_REGISTERS, ranked, seconds, shapes
@@ -27,10 +29,11 @@ class ImplicitGemm(TritonEngine):
     name = "conv.implicit_gemm"
     operations = ("conv_fprop", "conv_dgrad")
     notes = frozenset({"tensor_core", "tf32", "runtime_compilation"})
+    takes = frozenset({"scale"})
 
     def refusals(self, problem: Problem) -> list[str]:
         refusals = Refusals()
-        refusals.require_tensors(problem.items, DTYPES, elements=True)
+        unfit(problem, refusals)
         if not refusals:
             blocks = max(map(View.of(problem).blocks, self.configs(problem)))
             refusals.require(blocks <= INT32, "at most 2^31 - 1 tiles", blocks)

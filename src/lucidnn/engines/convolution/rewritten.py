@@ -1,14 +1,14 @@
 """``conv.rewritten``: padding modes, flipped filters, scales and 8-bit types, by way of a plain convolution.
 
 Method. What is rare about the problem is moved into copies. The padded input is written out with what its padding mode
-puts there; a flipped filter is turned around; 8-bit operands on a CPU become float32 (float64 where sums of int8
-products pass 2^24, up to which float32 is exact); and where a scale, a type or the gradient of padding needs it, the
-plain convolution leaves its sums in the workspace, from which one more copy makes the result, epilogue included. In
-between runs whichever engine is best for the plain problem: this one's configurations are the others' names and
-configurations, so that cost model, timing and tuned rows choose among them as they do elsewhere.
+puts there; a flipped filter is turned around; 8-bit operands become float32 (float64 where sums of int8 products pass
+2^24, up to which float32 is exact), on a GPU float16, which holds all their values; and where a scale, a type or the
+gradient of padding needs it, the plain convolution leaves its sums in the workspace, from which one more copy makes the
+result, epilogue included. In between runs whichever engine is best for the plain problem: this one's configurations are
+the others' names and configurations, so that cost model, timing and tuned rows choose among them as they do elsewhere.
 
 Cost: the inner engine's, and each rewritten tensor read and written once more. Workspace: the copies and the inner
-engine's own. Limits: the inner engines'; on a GPU 8-bit types are left to engines with matrix units for them.
+engine's own. Limits: the inner engines'; on a GPU at most 1,024 int8 products a sum.
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ class _Builder:
             self.after.append(Rewrite(source, here, **how))
 
 
+def _deep(problem: Problem) -> bool:
+    """Whether float32 cannot hold every sum of int8 products."""
+    return problem.items[0][1].dtype == "i8" and math.prod(Geometry.of(problem).w.shape[1:]) > EXACT_TERMS
+
+
 @functools.lru_cache(maxsize=256)
 def _plan(problem: Problem) -> _Plan:
     g, op = Geometry.of(problem), problem.op
@@ -96,9 +101,10 @@ def _plan(problem: Problem) -> _Plan:
     (out,) = problem.outputs
     roles = {"x": op.x_role, "w": op.w_role, "y": op.y_role}  # type: ignore[attr-defined]
     types = {role: problem[role].dtype for role in roles.values()}
-    convert = not problem.target.is_gpu and any(kind in EIGHT_BITS for kind in types.values())
+    convert = any(kind in EIGHT_BITS for kind in types.values())
     whole = problem[op.inputs[0]].dtype == "i8"
-    wide = "f64" if "f64" in types.values() or (whole and math.prod(g.w.shape[1:]) > EXACT_TERMS) else "f32"
+    wide = "f64" if "f64" in types.values() or _deep(problem) else "f32"
+    operands = "f16" if problem.target.is_gpu else wide
     padded, flipped = g.padding_mode != "zeros", g.flip
     finish = convert or "scale" in problem.tensors
     finish = finish or (direction == "dgrad" and padded) or (direction == "wgrad" and flipped)
@@ -114,13 +120,11 @@ def _plan(problem: Problem) -> _Plan:
     places: dict[str, Place] = {}
     for part, role in roles.items():
         if role != out:
-            kind = wide if convert else types[role]
+            kind = operands if convert else types[role]
             places[role] = build.operand(role, kind, shape if part == "x" else None, **how[part])
     epilogue = problem.epilogue
     if finish:
-        # Sums of 8-bit operands that stay as they are (on a GPU) come as int32 or float32.
-        kind = "i32" if whole and not convert else wide
-        places[out] = build.part(kind, problem[out], shape if direction == "dgrad" else None)
+        places[out] = build.part(wide, problem[out], shape if direction == "dgrad" else None)
         epilogue = Epilogue()
     else:
         places |= {role: Place(t, role) for role, t in problem.items if role not in places}
@@ -163,9 +167,10 @@ class Rewritten(Engine):
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
         r.require(not problem.is_empty, "tensors with elements", "an empty one")
-        eight = not problem.target.is_gpu and any(t.dtype in EIGHT_BITS for _, t in problem.items)
-        needed = "a padding mode, a flipped filter, a scale" + ("" if problem.target.is_gpu else " or an 8-bit type")
-        r.require(bool(problem.rare) or eight, needed, "none")
+        eight = any(t.dtype in EIGHT_BITS for _, t in problem.items)
+        r.require(bool(problem.rare) or eight, "a padding mode, a flipped filter, a scale or an 8-bit type", "none")
+        exact = not (problem.target.is_gpu and _deep(problem))
+        r.require(exact, f"at most {EXACT_TERMS} int8 products a sum", math.prod(Geometry.of(problem).w.shape[1:]))
         if not r:
             found = _offers(problem, current())
             r.require(bool(found), f"an engine that takes {_plan(problem).inner}", "none")
