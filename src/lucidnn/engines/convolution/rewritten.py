@@ -31,7 +31,7 @@ from .._rewrite import FLOAT8, Place, Rewrite, rewriting
 ALIGN = 64
 EIGHT_BITS = ("i8", *FLOAT8)
 EXACT_TERMS = 2**24 // 128**2  # products of int8 that float32 sums exactly
-INEXACT = frozenset({"winograd", "fft", "tf32", "reduced_precision"})
+INEXACT = frozenset({"winograd", "fft", "reduced_precision"})
 CONFIGS = 3  # of each inner engine
 
 
