@@ -12,34 +12,33 @@ from test_convolution import DGRAD, FPROP, TARGET, WGRAD, edge_lines, run
 from lucidnn.core.problem import Problem
 from lucidnn.core.registry import get
 
-ENGINES = ("conv.depthwise_triton", "conv.depthwise_wgrad_triton", "conv.stem", "conv.im2col_gemm_triton")
+BLAS = ("conv.im2col_gemm_triton", "conv.patch_gemm")  # more than a list of launches
+ENGINES = ("conv.depthwise_triton", "conv.depthwise_wgrad_triton", "conv.stem")
 
 
-def accepted(step: int = 1) -> list[tuple[str, str]]:
+def accepted(names: tuple[str, ...], step: int = 1) -> list[tuple[str, str]]:
     """(engine, problem), every `step`-th that each takes."""
     problems = [Problem.parse(line + TARGET) for line in dict.fromkeys(FPROP + DGRAD + WGRAD + edge_lines())]
     found = []
-    for engine in map(get, ENGINES):
+    for engine in map(get, names):
         mine = [p.text for p in problems if p.op.name in engine.operations and not engine.refusals(p)]
         found += [(engine.name, text) for text in mine[:: step * (1 + len(mine) // 100)]]
     return found
 
 
-@pytest.mark.parametrize("engine,line", accepted())
+@pytest.mark.parametrize("engine,line", accepted(ENGINES + BLAS))
 def test_edge_cases(engine: str, line: str) -> None:
     problem = Problem.parse(line)
     run(problem, engine, get(engine).configs(problem)[-1])
 
 
-@pytest.mark.parametrize("engine,line", accepted(2))
+@pytest.mark.parametrize("engine,line", accepted(ENGINES + BLAS, 2))
 def test_first_config(engine: str, line: str) -> None:
     problem = Problem.parse(line)
     run(problem, engine, get(engine).configs(problem)[0])
 
 
-@pytest.mark.parametrize("engine,line", accepted(5))
+@pytest.mark.parametrize("engine,line", accepted(ENGINES, 5))
 def test_64_bit_offsets(engine: str, line: str) -> None:
     problem = Problem.parse(line)
-    if engine == "conv.im2col_gemm_triton":  # not a list of launches
-        return
     run(problem, engine, get(engine).configs(problem)[0], wide=True)
