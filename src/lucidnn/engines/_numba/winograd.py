@@ -321,16 +321,16 @@ def output_tiles(case, turned, sums, plane, points, steps, grid, width, columns,
 
 
 @separate
-def products(points, tiles, depth, width, a, a_plane, pitch, b, b_plane, c, c_plane, start, acc):
+def products(points, tiles, depth, width, a, a_plane, pitch, b, b_plane, c, c_plane, start, onto, acc):
     """For every point the product of tiles and transformed filters, ``c[tile, filter] = a[tile, c] b[c, filter]``.
 
-    `start` is the address of an integer 0.
+    `start` is the address of an integer 0; where `onto` is `ADD`, what `c` holds is added.
     """
     size = size_of(acc)
     blocks = (tiles + _ROWS - 1) // _ROWS
     for _ in range(points):
         for s in range(0, depth, CHAIN):
-            run, flags = min(CHAIN, depth - s), ADD if s else 0
+            run, flags = min(CHAIN, depth - s), ADD if s else onto
             done, right = 0, b + s * width * size
             for block in range(1, blocks + 1):
                 rows = tiles * block // blocks - done
