@@ -171,7 +171,8 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     if named and problem.op.name in named.operations:  # other operations are chosen for freely
         best = offers(problem, named, settings)[0]
         if best.refusals:
-            raise NotSupported(f"engine {named.name} does not take {problem}", {named.name: best.refusals})
+            near = importlib.import_module("lucidnn.nearest").hint(problem, named)  # by name: it stands above
+            raise NotSupported(f"engine {named.name} does not take {problem}{near}", {named.name: best.refusals})
         return Choice(best, "named by the caller")
     choice, accepting = _weigh(problem, settings, device)
     if not choice and settings.policy == "error":
@@ -180,10 +181,8 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     if len(accepting) > 1 and settings.policy == "find" and _tuning().can_time(problem, settings):
         find(problem, settings, device)
         choice, accepting = _weigh(problem, settings, device)
-    if choice:
-        return choice
-    if len(accepting) == 1:
-        return Choice(accepting[0], "the only engine that takes it")
+    if choice or len(accepting) == 1:
+        return choice or Choice(accepting[0], "the only engine that takes it")
     return Choice(accepting[0], f"cheapest of {len(accepting)} by estimate ({accepting[0].cost:.2e} s)")
 
 

@@ -71,7 +71,7 @@ def five_strides(t: TensorDescriptor) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Convolution(Operation):
+class Convolution(Operation):
     """Attributes and rules that the three directions share. A direction says which tensor plays x, w and y.
 
     Parameters
@@ -223,7 +223,7 @@ class _Convolution(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvFprop(_Convolution):
+class ConvFprop(Convolution):
     """``y = act(alpha * scale * conv(x, w) + beta * z + bias)``.
 
     Shapes: x (N, C, spatial), w (K, C / groups, filter), bias (K,), z and y (N, K, output), scale (1,) or (K,). Where
@@ -245,7 +245,7 @@ class ConvFprop(_Convolution):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvDgrad(_Convolution):
+class ConvDgrad(Convolution):
     """``dx = act(alpha * scale * (gradient of the convolution by x) + beta * z + bias)``, from dy and w.
 
     This is also the transposed convolution of dy, whose bias (C,), scale (1,) or (C,) and activation it takes. Several
@@ -269,7 +269,7 @@ class ConvDgrad(_Convolution):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvWgrad(_Convolution):
+class ConvWgrad(Convolution):
     """``dw = alpha * scale * (gradient of the convolution by w) + beta * z``, from x and dy, with scale (1,).
 
     Without a given dw the smallest filter that leads to dy's size is taken.
@@ -356,7 +356,7 @@ class Geometry:
     @classmethod
     def of(cls, problem: Problem) -> Geometry:
         op = problem.op
-        if not isinstance(op, _Convolution):
+        if not isinstance(op, Convolution):
             raise TypeError(f"{op.name} has no convolution geometry")
         x, w, y = (problem[role] for role in (op.x_role, op.w_role, op.y_role))
         before, after = zip(*op.padding, strict=True)
