@@ -13,7 +13,7 @@ from lucidnn.core.problem import Problem
 from lucidnn.core.registry import get
 
 BLAS = ("conv.im2col_gemm_triton", "conv.patch_gemm")  # more than a list of launches
-ENGINES = ("conv.depthwise_triton", "conv.depthwise_wgrad_triton", "conv.stem")
+ENGINES = ("conv.depthwise_triton", "conv.depthwise_wgrad_triton", "conv.stem", "conv.grouped_packed")
 
 
 def accepted(names: tuple[str, ...], step: int = 1) -> list[tuple[str, str]]:

@@ -46,7 +46,7 @@ def conv_wgrad(
     DILATION_D: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     HAS_D: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr,
     DY_FLAT: tl.constexpr, DY_RUN: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, EVEN_C: tl.constexpr,
-    DENSE: tl.constexpr, PRECISION: tl.constexpr,
+    DENSE: tl.constexpr, ATOMIC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     TAPS: tl.constexpr = T * R * S
@@ -174,7 +174,10 @@ def conv_wgrad(
         shift = index
     else:
         shift = t * out_t_stride + r * out_r_stride + s * out_s_stride + c * out_c_stride
-    tl.store(out + filters * out_k_stride + shift[None, :], result.to(out.dtype.element_ty), mask=ok)
+    if ATOMIC:
+        tl.atomic_add(out + filters * out_k_stride + shift[None, :], result, mask=ok, sem="relaxed")
+    else:
+        tl.store(out + filters * out_k_stride + shift[None, :], result.to(out.dtype.element_ty), mask=ok)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,11 +215,17 @@ class View:
 
 def wgrad(problem: Problem, v: View, config: Config, at: int) -> list[Launch]:
     """The launches: the product, and the sum over the parts that it leaves in the workspace from byte `at` on."""
+    result = v.split.result(problem, config, at)
+    return [product(problem, v, config, result), *v.split.addition(problem, config, at)]
+
+
+def product(problem: Problem, v: View, config: Config, result: dict[str, Argument], atomic: bool = False) -> Launch:
+    """The launch of the product; `result` says where it writes, `atomic` that all parts are added to one there."""
     g, split = v.geometry, v.split
     pixels, k = split.gemm.depth, g.K // g.G
     wide = max(v.span, pixels + config["BLOCK_K"], split.elements + 4096) > INT32
     args: dict[str, Argument] = {
-        **split.result(problem, config, at), "x": v.x, "dy": "dy", "PIXELS": pixels,
+        **result, "x": v.x, "dy": "dy", "PIXELS": pixels,
         "C": g.C // g.G, "K": k, "GROUPS": g.G, "TRIPS": split.trips(config), **dict(zip("OPQ", g.out_size)),
         **{f"x_{axis}": size for axis, size in zip("dhw", g.in_size)},
         **{f"pad_{axis}": size for axis, size in zip("dhw", g.pad)},
@@ -232,12 +241,12 @@ def wgrad(problem: Problem, v: View, config: Config, at: int) -> list[Launch]:
         "INSIDE": not any(g.pad) and not any(g.pad_after),
         "DY_FLAT": _is_flat(g.N, g.out_size, g.y_strides), "DY_RUN": _run(g),
         "EVEN": pixels % config["BLOCK_K"] == 0, "EVEN_K": k % config["BLOCK_M"] == 0,
-        "EVEN_C": split.gemm.n % config["BLOCK_N"] == 0, "DENSE": split.parts(config) > 1, "PRECISION": v.precision,
+        "EVEN_C": split.gemm.n % config["BLOCK_N"] == 0, "DENSE": result["out"] != "dw",
+        "ATOMIC": atomic, "PRECISION": v.precision,
         **{knob: config[knob] for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K")},
     }  # fmt: skip
     grid = (split.tiles(config) * split.parts(config),)
-    product = Launch(conv_wgrad, grid, args, constexprs, config["num_warps"], config["num_stages"])
-    return [product, *split.addition(problem, config, at)]
+    return Launch(conv_wgrad, grid, args, constexprs, config["num_warps"], config["num_stages"])
 
 
 def _is_flat(n: int, size: tuple[int, int, int], strides: tuple[int, ...]) -> bool:

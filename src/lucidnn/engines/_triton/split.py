@@ -28,20 +28,18 @@ def conv_wgrad_sum(
     z_k_stride, z_c_stride, z_t_stride, z_r_stride, z_s_stride,
     dw_k_stride, dw_c_stride, dw_t_stride, dw_r_stride, dw_s_stride,
     T: tl.constexpr, R: tl.constexpr, S: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
+    BUNDLE: tl.constexpr, FILTERS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Alpha * (sum over the parts, each laid out as K, T, R, S, C) + beta * z."""
+    """Alpha * (sum over the parts, each laid out as K, T, R, S, C) + beta * z.
+
+    Where groups of `FILTERS` filters were taken `BUNDLE` at a time, as if each saw the others' channels too, the
+    parts have C * BUNDLE channels, of which a filter's own count.
+    """
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
     e = pid * BLOCK + tl.arange(0, BLOCK)
     ok = e < ELEMENTS
-    acc = tl.zeros((BLOCK_S, BLOCK), dtype=parts.dtype.element_ty)
-    for first in range(0, PARTS, BLOCK_S):
-        part = first + tl.arange(0, BLOCK_S)
-        places = parts + part.to(tl.int64)[:, None] * ELEMENTS + e[None, :]
-        acc += tl.load(places, mask=(part < PARTS)[:, None] & ok[None, :], other=0.0)
-    total = tl.sum(acc, axis=0)
     pixel = e // C
     c = e - pixel * C
     s = pixel % S
@@ -50,6 +48,15 @@ def conv_wgrad_sum(
     plane = line // R
     t = plane % T
     k = plane // T
+    own = e
+    if BUNDLE > 1:
+        own = (pixel * BUNDLE + (k // FILTERS) % BUNDLE) * C + c
+    acc = tl.zeros((BLOCK_S, BLOCK), dtype=parts.dtype.element_ty)
+    for first in range(0, PARTS, BLOCK_S):
+        part = first + tl.arange(0, BLOCK_S)
+        places = parts + part.to(tl.int64)[:, None] * (ELEMENTS * BUNDLE) + own[None, :]
+        acc += tl.load(places, mask=(part < PARTS)[:, None] & ok[None, :], other=0.0)
+    total = tl.sum(acc, axis=0)
     z_tile = None
     if z is not None:
         z_place = k * z_k_stride + t * z_t_stride + r * z_r_stride + s * z_s_stride + c * z_c_stride
@@ -113,11 +120,17 @@ class Split:
 
     def result(self, problem: Problem, config: Config, at: int) -> dict[str, Argument]:
         """Arguments of the product's kernel that say where it writes: dw itself, or parts from byte `at` on."""
+        if self.parts(config) > 1:
+            return self.share(problem, at)
+        return {
+            "out": "dw", **named("out", "kctrs", self.geometry.w_strides), "out_part_stride": 0, **last_step(problem)
+        }  # fmt: skip
+
+    def share(self, problem: Problem, at: int) -> dict[str, Argument]:
+        """The same where it writes parts, however many."""
         g = self.geometry
-        if self.parts(config) == 1:
-            return {"out": "dw", **named("out", "kctrs", g.w_strides), "out_part_stride": 0, **last_step(problem)}
-        share = packed_strides(g.C // g.G, *g.filter)
-        where = {"out": Slice(at, self.part_type), **named("out", "kctrs", share), "out_part_stride": self.elements}
+        strides = packed_strides(g.C // g.G, *g.filter)
+        where = {"out": Slice(at, self.part_type), **named("out", "kctrs", strides), "out_part_stride": self.elements}
         return where | dict.fromkeys(last_step(problem))
 
     def addition(self, problem: Problem, config: Config, at: int) -> list[Launch]:
@@ -128,8 +141,11 @@ class Split:
         return [add_parts(problem, g, parts, Slice(at, self.part_type))]
 
 
-def add_parts(problem: Problem, g: Geometry, parts: int, source: Slice) -> Launch:
-    """The launch that adds `parts` filter gradients, each laid out as K, T, R, S, C, and writes dw."""
+def add_parts(problem: Problem, g: Geometry, parts: int, source: Slice, bundle: int = 1) -> Launch:
+    """The launch that adds `parts` filter gradients, each laid out as K, T, R, S, C, and writes dw.
+
+    With `bundle` > 1 each has that many groups' channels, and a filter's own are taken.
+    """
     elements = g.K * math.prod(g.filter) * (g.C // g.G)
     block_s = min(triton.next_power_of_2(parts), 32)
     block = min(1024, 2048 // block_s)
@@ -137,8 +153,11 @@ def add_parts(problem: Problem, g: Geometry, parts: int, source: Slice) -> Launc
         **last_step(problem), "parts": source, "dw": "dw",
         "PARTS": parts, "ELEMENTS": elements, "C": g.C // g.G, **named("dw", "kctrs", g.w_strides),
     }  # fmt: skip
-    wide = elements + 4096 > INT32 or any(t.span > INT32 for _, t in problem.items)
-    constexprs = {**dict(zip("TRS", g.filter)), "WIDE": wide, "BLOCK_S": block_s, "BLOCK": block}
+    wide = (elements + 4096) * bundle > INT32 or any(t.span > INT32 for _, t in problem.items)
+    constexprs = {
+        **dict(zip("TRS", g.filter)), "WIDE": wide, "BUNDLE": bundle, "FILTERS": g.K // g.G if bundle > 1 else 1,
+        "BLOCK_S": block_s, "BLOCK": block,
+    }  # fmt: skip
     return Launch(conv_wgrad_sum, (-(-elements // block),), args, constexprs, 4, 2)
 
 
