@@ -30,7 +30,6 @@ import math
 import torch
 
 from ...core.engine import Engine, Refusals
-from ...core.heuristics import LAUNCH
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba.blocks import ALIGN, TYPES, aligned, even_parts
@@ -38,7 +37,18 @@ from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
 from .._numba.microkernel import ADD, lanes
 from .._numba.packing import activate_panel, add_panel, pack_filters, pack_slab, staging_elements, store_panel
-from .._numba.winograd import CASES, fits, input_tiles, output_tiles, products, sides, tile_sizes, transform_filters
+from .._numba.winograd import (
+    CASES,
+    fits,
+    input_tiles,
+    output_tiles,
+    products,
+    seconds,
+    sides,
+    tile_sizes,
+    transform_filters,
+    weight,
+)
 
 TILE_BYTES = 512 << 10  # transformed tiles of a task
 SUM_BYTES = 320 << 10  # and the sums of the panels that are multiplied before any is transformed back
@@ -47,6 +57,8 @@ SLAB_BYTES = 192 << 10
 FILTER_BYTES = 4 << 20  # more transformed filters than that are not kept, but made anew for each chunk of tiles
 CHUNK_BYTES = 900 << 10  # sums of a chunk for one panel
 CHANNELS_AT_ONCE = 64  # of a panel of filters for a chunk
+# Operations that it costs to make an element of a tile, a pixel from one, a transformed filter, and to read that.
+IN, OUT, MAKE, READ = 31, 22, 27, 9
 _VECTOR = lanes(1)  # bytes
 
 # The integers that the kernels read, in this order; the taps' offsets in w follow.
@@ -421,10 +433,17 @@ class Winograd(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem, config["tile"])
-        rate = problem.target.flops(plan.acc)
-        tiles = plan.lines * plan.tiles_w * plan.groups
-        product = 2.0 * tiles * plan.points * plan.channels * plan.panels * plan.width
-        return product / rate / 0.8 + 2 * LAUNCH["cpu"]
+        filters = plan.groups * plan.channels * plan.panels * plan.width * plan.points
+        tiles = plan.lines * plan.tiles_w * plan.groups * plan.points
+        product = 2.0 * tiles * plan.channels * plan.panels * plan.width
+        lane = lanes(plan.itemsize)
+        inputs = tiles * -(-plan.channels // lane) * lane * plan.splits
+        moved = weight(plan.points) * (IN * inputs + OUT * tiles * plan.panels * plan.width)
+        if plan.by_panels:
+            moved += MAKE * filters * (plan.chunks // plan.groups)
+        else:
+            moved += (MAKE + READ * (plan.tasks // plan.splits // plan.groups)) * filters
+        return seconds(problem, plan, product, moved, 2 * max(plan.chunks, 1))
 
     def build(self, problem, config):
         plan = _plan(problem, config["tile"])

@@ -25,7 +25,6 @@ import itertools
 import torch
 
 from ...core.engine import Engine, Refusals
-from ...core.heuristics import LAUNCH
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba.blocks import ALIGN, TYPES, aligned, even_parts
@@ -33,12 +32,25 @@ from .._numba.jit import kernel
 from .._numba.memory import cast, load, pointer, same_type, size_of, store
 from .._numba.microkernel import ADD, lanes
 from .._numba.packing import pack_slab, staging_elements, unpack_filters
-from .._numba.winograd import CASES, correlations, filter_sums, fits, gradient_tiles, input_tiles, sides, tile_sizes
+from .._numba.winograd import (
+    CASES,
+    correlations,
+    filter_sums,
+    fits,
+    gradient_tiles,
+    input_tiles,
+    seconds,
+    sides,
+    tile_sizes,
+    weight,
+)
 
 TILE_BYTES = 1 << 20  # transformed tiles of x of a block
 LEAST, MOST = 48, 128  # tiles of a block: all sums are read and written for each
 SLAB_BYTES = 192 << 10
 COPIES = 96 << 20  # bytes that the parts' sums may take together before parts share pixels instead
+# Operations that it costs to make an element of a tile of x or dy, to add to a sum, to transform and write that.
+IN, GRADIENT, ADDED, FINISHED = 34, 20, 14, 73
 _VECTOR = lanes(1)  # bytes
 
 # The integers that the kernels read, in this order; a zero and the taps' offsets in dw and z follow.
@@ -299,10 +311,13 @@ class WinogradWgrad(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem, config["tile"])
-        rate = problem.target.flops(plan.acc)
-        tiles = plan.lines * plan.tiles_w * plan.groups
-        product = 2.0 * tiles * plan.points * plan.channels * plan.panels * plan.width
-        return product / rate / 0.8 + 2 * LAUNCH["cpu"]
+        filters = plan.groups * plan.channels * plan.panels * plan.width * plan.points
+        tiles = plan.lines * plan.tiles_w * plan.groups * plan.points
+        product = 2.0 * tiles * plan.channels * plan.panels * plan.width
+        inputs = tiles * -(-plan.channels // lanes(plan.itemsize)) * lanes(plan.itemsize) * plan.filter_parts
+        moved = weight(plan.points) * (IN * inputs + GRADIENT * tiles * plan.panels * plan.width)
+        moved += (ADDED * plan.blocks + FINISHED * plan.pixel_parts) * filters
+        return seconds(problem, plan, product, moved, 2)
 
     def build(self, problem, config):
         plan = _plan(problem, config["tile"])
