@@ -48,7 +48,7 @@ def _named(stride: Any, padding: Any, dilation: Any, groups: int, padding_mode: 
 def _fprop(tensors: Any, attributes: Any) -> Described:
     *geometry, alpha, beta, activation, parameter, dtype, engine = attributes
     op = ConvFprop(**_named(*geometry))
-    given = dict(zip(("x", "w", "bias", "z", "scale"), tensors, strict=True))
+    given: dict[str, Any] = dict(zip(op.inputs + op.optional, tensors, strict=True))
     if dtype is not None:
         x, w = (TensorDescriptor.of(t) for t in tensors[:2])
         shape = op.infer({"x": x, "w": w})["y"].shape
@@ -58,10 +58,11 @@ def _fprop(tensors: Any, attributes: Any) -> Described:
 
 def _dgrad(tensors: Any, attributes: Any) -> Described:
     shape, channels_last, *geometry, alpha, beta, activation, parameter, dtype, engine = attributes
-    given = dict(zip(("dy", "w", "bias", "z", "scale"), tensors, strict=True))
+    op = ConvDgrad(**_named(*geometry))
+    given: dict[str, Any] = dict(zip(op.inputs + op.optional, tensors, strict=True))
     given["dx"] = dense(tensors[0], shape, channels_last, dtype)
     epilogue = Epilogue(alpha, beta, activation, parameter)
-    return ConvDgrad(**_named(*geometry)), {"tensors": given, "epilogue": epilogue, "engine": engine}
+    return op, {"tensors": given, "epilogue": epilogue, "engine": engine}
 
 
 def _wgrad(tensors: Any, attributes: Any) -> Described:

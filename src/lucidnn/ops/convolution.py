@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
@@ -112,7 +112,7 @@ class Convolution(Operation):
             values[name] = value
         return values
 
-    def resolved(self, tensors: Tensors) -> Operation:
+    def resolved(self, tensors: Tensors) -> Self:
         first, second = (tensors[role] for role in self.inputs)
         for role in self.inputs:
             if tensors[role].ndim not in (3, 4, 5):
