@@ -47,7 +47,8 @@ def answer(
     problem: Problem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float64, tf32: bool = False
 ) -> dict[str, torch.Tensor]:
     """Outputs by role, computed in `dtype` by the framework."""
-    given = {r: t.to(dtype) if t.is_floating_point() else t for r, t in inputs.items()}
+    whole = problem.op.name.startswith("conv_")  # int8 is computed with, other whole numbers are positions
+    given = {r: t.to(dtype) if t.is_floating_point() or whole else t for r, t in inputs.items()}
     with precision(tf32):
         return _FAMILIES[problem.op.name](problem, given)
 
@@ -55,6 +56,8 @@ def answer(
 def _finish(problem: Problem, value: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     e = problem.epilogue
     value = value if e.alpha == 1.0 else e.alpha * value
+    if "scale" in given:
+        value = value * given["scale"].reshape(1, -1, *[1] * (value.ndim - 2))
     if "z" in given:
         value = value + e.beta * given["z"]
     if "bias" in given:
@@ -67,32 +70,28 @@ def _pads(op) -> list[int]:
 
 
 def _convolution(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Forward by the framework's function, gradients by its autograd, through whatever pads and turns around it."""
     op, (out,) = problem.op, problem.outputs
     dtype, device = given[problem.inputs[0]].dtype, given[problem.inputs[0]].device
     if problem.is_empty:  # some of the framework's kernels refuse these; the sum has no term
         value = torch.zeros(problem[out].shape, dtype=dtype, device=device)
         return {out: _finish(problem, value, given)}
     conv = (F.conv1d, F.conv2d, F.conv3d)[len(op.stride) - 1]
-    even = all(before == after for before, after in op.padding)
+    even = all(before == after for before, after in op.padding) and op.padding_mode == "zeros"
     padding = [before for before, _ in op.padding] if even else [0] * len(op.stride)
+    mode = "constant" if op.padding_mode == "zeros" else op.padding_mode
 
-    def padded(x: torch.Tensor) -> torch.Tensor:
-        return x if even else F.pad(x, _pads(op))
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = x if even else F.pad(x, _pads(op), mode)
+        w = w.flip(*range(2, w.ndim)) if op.flip else w
+        return conv(x, w, None, op.stride, padding, op.dilation, op.groups)
 
     if out == "y":
-        value = conv(padded(given["x"]), given["w"], None, op.stride, padding, op.dilation, op.groups)
-        return {out: _finish(problem, value, given)}
-    x = given.get("x", torch.zeros(()))
-    if out == "dx":
-        x = torch.zeros(problem["dx"].shape, dtype=dtype, device=device)
-    w = given["w"] if out == "dx" else torch.zeros(problem["dw"].shape, dtype=dtype, device=device)
-    arguments = (op.stride, padding, op.dilation, False, [0] * len(op.stride), op.groups)
-    wanted = [out == "dx", out == "dw", False]
-    gradients = torch.ops.aten.convolution_backward(given["dy"], padded(x), w, None, *arguments, wanted)
-    value = gradients[0] if out == "dx" else gradients[1]
-    if out == "dx" and not even:
-        inner = tuple(slice(p[0], p[0] + n) for p, n in zip(op.padding, problem["dx"].shape[2:], strict=True))
-        value = value[(..., *inner)]
+        return {out: _finish(problem, forward(given["x"], given["w"]), given)}
+    x, w = (given.get(role, torch.zeros(problem[out].shape, dtype=dtype, device=device)) for role in ("x", "w"))
+    wanted = (x if out == "dx" else w).requires_grad_()
+    with torch.enable_grad():
+        (value,) = torch.autograd.grad(forward(x, w), wanted, given["dy"])
     return {out: _finish(problem, value, given)}
 
 

@@ -175,6 +175,9 @@ def _finish(problem: Problem, bias_done: bool = False) -> tuple[list[str], Calla
     if e.alpha != 1.0:
         names.append("mul_")
         steps.append(lambda v, t: v.mul_(e.alpha))
+    if "scale" in problem.inputs:
+        names.append("mul_(scale)")
+        steps.append(lambda v, t: v.mul_(t["scale"].reshape(shape)))
     if "z" in problem.inputs:
         names.append("add_(z)")
         steps.append(lambda v, t: v.add_(t["z"], alpha=e.beta))
@@ -207,20 +210,32 @@ def _dtype(problem: Problem, role: str) -> torch.dtype:
 
 
 def _geometry(problem: Problem) -> tuple[int, list[int], list[int], list[int], list[int] | None]:
-    """Number of axes, stride, even padding, dilation; and, where the padding is uneven, what to pad with."""
+    """Number of axes, stride, even padding, dilation; and, where a tensor has to be padded first, with how much."""
     op: Any = problem.op
     before, after = zip(*op.padding, strict=True)
     uneven = None
-    if before != after:
+    if op.padding_mode != "zeros" and problem.op.name == "conv_dgrad":
+        raise NotSupported(f"the framework has no data gradient of a convolution with padding mode {op.padding_mode}")
+    if before != after or op.padding_mode != "zeros":
         uneven = [n for pair in reversed(op.padding) for n in pair]
         before = (0,) * len(before)
     return len(op.stride), list(op.stride), list(before), list(op.dilation), uneven
 
 
+def _turned(problem: Problem, w: torch.Tensor) -> torch.Tensor:
+    """The filter as the framework's cross-correlation wants it."""
+    return w.flip(*range(2, w.ndim)) if problem.op.flip else w  # type: ignore[attr-defined]
+
+
+def _pad(problem: Problem, x: torch.Tensor, pads: list[int] | None) -> torch.Tensor:
+    mode = problem.op.padding_mode  # type: ignore[attr-defined]
+    return x if pads is None else F.pad(x, pads, "constant" if mode == "zeros" else mode)
+
+
 def _fprop(problem: Problem) -> Peer:
     ndim, stride, pads, dilation, uneven = _geometry(problem)
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[ndim - 1]
-    fused = "bias" in problem.inputs and problem.epilogue.alpha == 1.0 and "z" not in problem.inputs
+    fused = "bias" in problem.inputs and problem.epilogue.alpha == 1.0 and not {"z", "scale"} & set(problem.inputs)
     names, finish = _finish(problem, bias_done=fused)
     groups = problem.op.groups  # type: ignore[attr-defined]
 
@@ -228,12 +243,14 @@ def _fprop(problem: Problem) -> Peer:
         bias = t["bias"].to(t["x"].dtype) if fused else None
 
         def call() -> torch.Tensor:
-            x = t["x"] if uneven is None else F.pad(t["x"], uneven)
-            return finish(convolve(x, t["w"], bias, stride, pads, dilation, groups), t)
+            x = _pad(problem, t["x"], uneven)
+            return finish(convolve(x, _turned(problem, t["w"]), bias, stride, pads, dilation, groups), t)
 
         return call
 
-    return Peer(" + ".join([*(["F.pad"] if uneven else []), f"F.conv{ndim}d", *names]), problem.outputs, prepare)
+    flip = ["flip"] if problem.op.flip else []  # type: ignore[attr-defined]
+    around = [*(["F.pad"] if uneven else []), *flip]
+    return Peer(" + ".join([*around, f"F.conv{ndim}d", *names]), problem.outputs, prepare)
 
 
 def _backward(problem: Problem, mask: list[bool]) -> Peer:
@@ -250,11 +267,12 @@ def _backward(problem: Problem, mask: list[bool]) -> Peer:
         padded = F.pad(x, uneven) if uneven else x
 
         def call() -> torch.Tensor:
-            wide = padded if uneven is None or data else F.pad(x, uneven)
+            wide = padded if uneven is None or data else _pad(problem, x, uneven)
+            turned = _turned(problem, w) if data else w
             found = aten.convolution_backward(
-                t["dy"], wide, w, None, stride, pads, dilation, False, [0] * ndim, groups, mask
+                t["dy"], wide, turned, None, stride, pads, dilation, False, [0] * ndim, groups, mask
             )
-            result = found[0] if data else found[1]
+            result = found[0] if data else _turned(problem, found[1])
             if uneven and data:
                 for axis, (first, _) in enumerate(problem.op.padding):  # type: ignore[attr-defined]
                     result = result.narrow(2 + axis, first, x_shape[2 + axis])

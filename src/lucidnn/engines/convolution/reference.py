@@ -76,6 +76,8 @@ def _sum(problem: Problem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     def padded(x: torch.Tensor) -> torch.Tensor:
         for axis in range(3):
             at = points(axis)
+            if not x.shape[2 + axis]:
+                x = x.new_zeros([*x.shape[: 2 + axis], len(at), *x.shape[3 + axis :]])
             x = x.index_select(2 + axis, at.clamp(min=0))
             x = torch.where((at >= 0).reshape(-1, *[1] * (2 - axis)), x, 0.0)
         return x
