@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -70,6 +71,59 @@ def aligned(elements: int, itemsize: int) -> int:
 
 def seconds(problem: Problem, plan: Any, packed: float) -> float:
     """Estimate of a direct convolution: the product, padded to whole panels, then `packed` elements moved beside it."""
-    flops = problem.flops * plan.panels * plan.width / plan.filters * (2 if plan.each else 1)
+    flops = problem.flops * plan.panels * plan.width / plan.filters
+    if plan.each:  # reads twice for a product; channels-first pixels are turned there and back besides
+        flops *= 2 if problem.items[0][1].is_channels_last else 4
     product = roofline(problem, flops=flops, launches=2, dtype=plan.acc)
     return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One spatial axis: for each class of output positions, its number of points and its taps (index, offset)."""
+
+    size: int  # of the source
+    step: int  # source points from one output point of a class to the next
+    low: int  # points before the source that the first output reads
+    spread: int  # output points from one point of a class to the next
+    phases: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]  # first output point, points, taps
+
+    @property
+    def points(self) -> int:
+        return max(count for _, count, _ in self.phases)
+
+    @property
+    def reach(self) -> int:
+        """Source points that one output point reads, first to last."""
+        return 1 + max((offset for _, _, taps in self.phases for _, offset in taps), default=0)
+
+    def runs(self, phase: int) -> list[tuple[int, tuple[int, ...], int]]:
+        """The taps of a class of outputs, in runs along which outputs that are `gap` points apart share sources.
+
+        Gives (gap, the run's taps, offset of the first): tap i of a run lies ``i * gap * step`` source points on.
+        """
+        taps = sorted(self.phases[phase][2], key=lambda tap: tap[1])
+        apart = {b[1] - a[1] for a, b in itertools.pairwise(taps)}
+        between = apart.pop() if len(apart) == 1 else 0
+        if between and between % self.step == 0:
+            return [(between // self.step, tuple(r for r, _ in taps), taps[0][1])]
+        if between and self.step % between == 0:
+            classes = [[tap for tap in taps if tap[1] % self.step == rest] for rest in range(self.step)]
+            return [(1, tuple(r for r, _ in run), run[0][1]) for run in classes if run]
+        return [(1, (r,), offset) for r, offset in taps]
+
+    @classmethod
+    def forward(cls, size, points, taps, stride, pad, dilation) -> Axis:
+        return cls(size, stride, pad, 1, ((0, points, tuple((r, r * dilation) for r in range(taps))),))
+
+    @classmethod
+    def backward(cls, size, points, taps, stride, pad, dilation) -> Axis:
+        """Point h of dx (`size` points) gets tap r from point (h + pad - r dilation) / stride of dy, if whole."""
+        found = []
+        for first in range(min(stride, size)):
+            reached = [divmod(first + pad - r * dilation, stride) for r in range(taps)]
+            hits = sorted((q, r) for r, (q, remainder) in enumerate(reached) if remainder == 0)
+            found.append((first, -(-(size - first) // stride), hits))
+        low = max([0, *(-q for _, _, hits in found for q, _ in hits)])
+        phases = tuple((first, count, tuple((r, q + low) for q, r in hits)) for first, count, hits in found)
+        return cls(points, 1, low, stride, phases)

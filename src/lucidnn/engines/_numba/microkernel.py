@@ -56,12 +56,18 @@ def lanes(itemsize: int) -> int:
     return _registers()[0] // itemsize
 
 
+def registers() -> int:
+    """How many vector registers there are."""
+    return _registers()[1]
+
+
 def rows_limit() -> int:
     """The most rows of a tile."""
     return (_registers()[1] - 4) // 2
 
 
-def _float_type(element) -> ir.Type:
+def float_type(element) -> ir.Type:
+    """LLVM's type of a Numba float."""
     return ir.DoubleType() if element == types.float64 else ir.FloatType()
 
 
@@ -71,7 +77,7 @@ def _suffix(vectors: int, lane_count: int, element) -> str:
 
 def _emit_tile(module, rows: int, vectors: int, element, each: bool) -> ir.Function:
     """One function for one number of rows: ``void(a, a_m, a_k, taps, count, steps, b, c, first, flags)``."""
-    scalar = _float_type(element)
+    scalar = float_type(element)
     size = 8 if element == types.float64 else 4
     lane_count = lanes(size)
     vector = ir.VectorType(scalar, lane_count)
@@ -241,7 +247,7 @@ def transpose(typingctx, like, source, source_row, target, target_row):
         name = f"transpose_{_suffix(1, side, element)}"
         function = module.globals.get(name)
         if function is None:
-            vector = ir.VectorType(_float_type(element), side)
+            vector = ir.VectorType(float_type(element), side)
             function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 4), name)
             function.linkage = "internal"
             function.attributes.add("noinline")

@@ -24,7 +24,6 @@ After Georganas et al., "Anatomy of high-performance deep learning convolutions 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -39,6 +38,7 @@ from .._numba.blocks import (
     IN_CACHE,
     SLAB_BYTES,
     TYPES,
+    Axis,
     aligned,
     even_parts,
     flattened,
@@ -223,49 +223,13 @@ def _convolve(table, scalars, src, w, bias, z, y, scratch, threads, like, bias_l
     nb.launch_tasks(_task, t[TASKS], threads, (table, scalars, src, filters, used, z, y, rest, like, acc, z_like, out))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Axis:
-    """One spatial axis: for each class of output positions, its number of points and its taps (index, offset)."""
-
-    size: int  # of the source
-    step: int  # source points from one output point of a class to the next
-    low: int  # points before the source that the first output reads
-    spread: int  # output points from one point of a class to the next
-    phases: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]  # first output point, points, taps
-
-    @property
-    def points(self) -> int:
-        return max(count for _, count, _ in self.phases)
-
-    @property
-    def reach(self) -> int:
-        """Source points that one output point reads, first to last."""
-        return 1 + max((offset for _, _, taps in self.phases for _, offset in taps), default=0)
-
-    @classmethod
-    def forward(cls, size, points, taps, stride, pad, dilation) -> _Axis:
-        return cls(size, stride, pad, 1, ((0, points, tuple((r, r * dilation) for r in range(taps))),))
-
-    @classmethod
-    def backward(cls, size, points, taps, stride, pad, dilation) -> _Axis:
-        """Point h of dx (`size` points) gets tap r from point (h + pad - r dilation) / stride of dy, if whole."""
-        found = []
-        for first in range(min(stride, size)):
-            reached = [divmod(first + pad - r * dilation, stride) for r in range(taps)]
-            hits = sorted((q, r) for r, (q, remainder) in enumerate(reached) if remainder == 0)
-            found.append((first, -(-(size - first) // stride), hits))
-        low = max([0, *(-q for _, _, hits in found for q, _ in hits)])
-        phases = tuple((first, count, tuple((r, q + low) for q, r in hits)) for first, count, hits in found)
-        return cls(points, 1, low, stride, phases)
-
-
 class _Plan:
     """Everything about one problem that does not change from call to call, down to the kernel's table."""
 
     def __init__(self, problem):
         g, add = flattened(problem)
         forward = problem.op.name == "conv_fprop"
-        make = _Axis.forward if forward else _Axis.backward
+        make = Axis.forward if forward else Axis.backward
         self.axes = [
             make(*numbers) for numbers in zip(g.in_size, g.out_size, g.filter, g.stride, g.pad, g.dilation, strict=True)
         ]
