@@ -12,6 +12,7 @@ import torch
 
 from lucidnn.core import registry
 from lucidnn.core.problem import Problem
+from lucidnn.core.target import Target
 from lucidnn.engines._winograd import POINTS, amplification, relative_error, transforms
 from lucidnn.ops.activation import ACTIVATIONS
 from lucidnn.ops.convolution import Geometry
@@ -129,3 +130,21 @@ def test_outputs_of_any_size(h, w):
         (engine,) = engines(problem)
         for config in engine.configs(problem):
             assert not verify(problem, engine, config, CPU).fault, (line, config)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "conv_fprop x=f32[2,288,15,14] w=f32[200,288,3,3] bias=f32[200] padding=1 act=relu",
+        "conv_fprop x=f32[1,640,6,120] w=f32[280,320,3,3] z=f32[1,280,6,120] groups=2 padding=1 beta=1 act=silu",
+        "conv_dgrad dy=f32[2,300,15,14]@nhwc w=f32[300,200,3,3]@nhwc padding=1",
+        "conv_wgrad x=f32[2,288,9,9] dy=f32[2,200,9,9] padding=1",
+    ],
+)
+@pytest.mark.parametrize("processors", [1, 3, 16])
+def test_many_filters_on_any_number_of_threads(line, processors):
+    """Where transformed filters are not kept: chunks of tiles for all threads, a panel of filters for each."""
+    problem = Problem.parse(line, Target("cpu", Target.parse("cpu").arch, processors))
+    (engine,) = engines(problem)
+    for config in engine.configs(problem):
+        assert not verify(problem, engine, config, CPU).fault

@@ -1,18 +1,22 @@
 """Winograd's minimal filtering on a CPU: forward and data gradient of unit-stride filters, fused from end to end.
 
-Method. ``Y = A' [(G g G') * (B' d B)] A`` for tiles of m x m outputs (`lucidnn.engines._winograd`): the r x r filter
-costs (m + r - 1)^2 products a tile and channel instead of m^2 r^2, for 3 x 3 filters 4 times fewer with m = 4. The
-filters are transformed once a call. Then each task takes some rows of tiles: it copies their pixels into a slab of its
-thread's scratch memory (any layout and type, zero-padded), transforms them to ``[point][tile][channel]``, multiplies
-point by point with the register tile of `lucidnn.engines._numba.microkernel`, transforms the sums back with the bias
-added, and finishes and stores the pixels, panel of filters by panel. One parallel region, nothing of it in memory.
+Method. ``Y = A [(G g G') * (B d B')] A'`` for tiles of m x m outputs (`lucidnn.engines._winograd`): an r x r filter
+costs (m + r - 1)^2 products a tile and channel instead of m^2 r^2, for 3 x 3 filters 4 times fewer with m = 4. Pixels
+of some rows of tiles are copied into a slab of a thread's scratch memory (any layout and type, zero-padded),
+transformed to ``[point][tile][channel]``, multiplied point by point by the register tile of
+`lucidnn.engines._numba.microkernel`, transformed back with the bias added, and finished and stored panel of filters by
+panel. In which order depends on the filters:
+
+* few: they are transformed once a call; each task takes its own rows of tiles through all panels.
+* many (4 MB transformed): reading them would cost more than the products. All threads share a chunk of transformed
+  tiles; each task makes one panel's filters, 64 channels at a time in its cache, and takes the chunk through it.
 
 The data gradient is the same with filters turned by half a turn, channels and filters exchanged, and
 ``r - 1 - padding`` for the padding. Filters along one axis (1x3, 3x1, 1-D, 1x7, ...) are transformed along that axis
 alone. The third spatial axis takes filters of size 1, as if it were part of the batch.
 
-Cost. The products at 90 % of the machine's rate, transforms of 10 to 20 % of that, and the transformed filters, which
-are (m + r - 1)^2 / r^2 times as large as the filters: few pixels do not pay for them.
+Cost. The products at the machine's rate and 15 to 40 % more for the transforms, less the more channels and filters
+there are. Transformed filters are (m + r - 1)^2 / r^2 times as large as the filters: few pixels do not pay for them.
 
 Limits. Unit stride and dilation, filters of 3, 5 or 7 along an axis. Errors are those of a direct sum times
 `amplification`, 1.7 (m = 2) and 4.8 (m = 4) for 3 x 3 filters, 19 (m = 4) for 5 x 5; a tile whose expected error is
