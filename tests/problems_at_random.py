@@ -11,6 +11,8 @@ from lucidnn.ops.convolution import output_size
 from lucidnn.ops.pooling import pooled_size
 
 DTYPES = st.sampled_from(["f32", "f32", "bf16", "f16", "f64"])
+EIGHT_BITS = st.sampled_from(["i8", "f8"])
+FLOAT8 = st.sampled_from(["f8e4m3", "f8e5m2"])
 FACTORS = st.sampled_from([1.0, 1.0, 0.5, -2.0, 0.0])
 TILES = st.sampled_from([1, 1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33])
 
@@ -66,36 +68,56 @@ def convolutions(draw) -> str:
     name = draw(st.sampled_from(["conv_fprop", "conv_dgrad", "conv_wgrad"]))
     groups = draw(st.sampled_from([1, 1, 1, 2, 3, 8]))
     per_group = st.sampled_from([1, 2, 3, 4]) if groups > 1 else TILES
+    plain = draw(st.integers(0, 2)) == 0  # the case that most engines take: a small odd filter, dense, one step
+    mode = draw(st.sampled_from(["zeros"] * 5 + ["reflect", "replicate", "circular"]))
     c, k = groups * draw(per_group), groups * draw(per_group)
     n = draw(st.sampled_from([1, 1, 2, 3, 5]))
     size, filter_, stride, dilation, padding, out = [], [], [], [], [], []
     for _ in range(ndim):
-        r = draw(st.integers(1, 4))
-        d, s = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-        before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+        r = draw(st.sampled_from([1, 3, 3, 5])) if plain else draw(st.integers(1, 4))
+        d, s = (1, draw(st.sampled_from([1, 1, r]))) if plain else (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+        before, after = (draw(st.integers(0, r // 2 if plain else 4)) for _ in "ab")
         least = max(1, d * (r - 1) + 1 - before - after)
+        least = max(least, max(before, after) + (mode == "reflect")) if mode in ("reflect", "circular") else least
         h = draw(st.integers(least, max(least, most)))
         for values, value in zip(
             (size, filter_, stride, dilation, padding), (h, r, s, d, (before, after)), strict=True
         ):
             values.append(value)
         out.append(output_size(h, r, s, (before, after), d))
-    dtype = draw(DTYPES)
+    dtype = draw(st.one_of(DTYPES, DTYPES, DTYPES, EIGHT_BITS))
+    if dtype == "i8":
+        name = "conv_fprop"
     x, w, y = (n, c, *size), (k, c // groups, *filter_), (n, k, *out)
     roles = {"conv_fprop": ("x", "w", "y"), "conv_dgrad": ("dx", "w", "dy"), "conv_wgrad": ("x", "dw", "dy")}[name]
     result = {"conv_fprop": "y", "conv_dgrad": "dx", "conv_wgrad": "dw"}[name]
     parts: dict[str, object] = {}
     shapes = dict(zip(roles, (x, w, y), strict=True))
+    kinds = {"i8": ["i32", "i8", "f32", "bf16"], "f64": ["f64"]}.get(dtype, [dtype] * 3 + ["f32", "bf16"])
+    out_type = draw(st.sampled_from(kinds))
     for role, shape in shapes.items():
-        parts[role] = draw(tensors(dtype, shape, output=role == result))
+        kind = out_type if role == result else draw(FLOAT8) if dtype == "f8" else dtype
+        parts[role] = draw(tensors("f8e4m3" if kind == "f8" else kind, shape, output=role == result))
+    parts |= {"padding_mode": mode, "flip": draw(st.sampled_from([0, 0, 0, 1]))}
     parts |= {"stride": comma(stride), "padding": pads(padding), "dilation": comma(dilation), "groups": groups}
-    parts["alpha"] = draw(FACTORS)
-    if name == "conv_fprop":
+    channels = shapes[result][1] if name != "conv_wgrad" else 1
+    if out_type == "i32":
         if draw(st.booleans()):
-            parts["bias"] = draw(tensors(draw(st.sampled_from([dtype, "f32"])), (k,)))
+            parts["bias"] = draw(tensors("i32", (k,)))
+        return line(name, parts)
+    parts["alpha"] = draw(FACTORS)
+    if dtype == "i8":
+        parts["alpha"] = draw(st.sampled_from([1e-3, 0.01, -1e-4]))
+    if draw(st.integers(0, 5)) == 0:
+        parts["scale"] = draw(tensors("f32", (draw(st.sampled_from([1, channels])),)))
+    if name != "conv_wgrad":
+        if draw(st.booleans()):
+            kinds = ["f32"] if dtype in ("i8", "f8") else [dtype, "f32"]
+            parts["bias"] = draw(tensors(draw(st.sampled_from(kinds)), (channels,)))
         parts["act"] = draw(activations())
     if draw(st.integers(0, 3)) == 0:
-        parts["z"], parts["beta"] = draw(tensors(dtype, shapes[result])), draw(st.sampled_from([1.0, -0.5]))
+        kind = "f32" if dtype in ("i8", "f8") else dtype
+        parts["z"], parts["beta"] = draw(tensors(kind, shapes[result])), draw(st.sampled_from([1.0, -0.5]))
     # z or a bias may cancel a short sum: what TF32 lost of it then is any part of what is left
     if dtype == "f32" and not {"z", "bias"} & set(parts) and draw(st.integers(0, 3)) == 0:
         parts["math"] = "tf32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from lucidnn import Problem
 from lucidnn import functional as F
 from lucidnn.core import registry
-from lucidnn.core.descriptor import TensorDescriptor
+from lucidnn.core.descriptor import DTYPES, TensorDescriptor
 from lucidnn.core.errors import LucidnnError
 from lucidnn.core.plan import observe
 from lucidnn.core.target import Target
+from lucidnn.ops.convolution import ConvFprop, output_layout
 from lucidnn.ops.pointwise import like
 from lucidnn.testing import verify
 from problems_at_random import convolutions, pads, pools, problem_lines, problems, tensors
@@ -66,9 +68,15 @@ def refuses_or_is_right(problem: Problem, pick: int, seed: int, device: torch.de
 PICK, SEED = st.integers(0, 3), st.integers(0, 1 << 30)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(problems(), PICK, SEED)
 def test_an_engine_refuses_or_is_right(problem, pick, seed):
+    refuses_or_is_right(problem, pick, seed, CPU)
+
+
+@settings(max_examples=200)
+@given(convolutions().map(Problem.parse), PICK, SEED)
+def test_a_convolution_is_refused_or_right(problem, pick, seed):
     refuses_or_is_right(problem, pick, seed, CPU)
 
 
@@ -100,32 +108,31 @@ def test_the_function_asks_what_the_line_says(text):
     """conv1d/2d/3d on tensors builds the problem that is written in the line with the same things left out."""
     p = Problem.parse(text, Target.of("cpu"))
     if p.op.name != "conv_fprop":
-        p = Problem.parse(as_fprop(p), Target.of("cpu"))
+        p = as_fprop(p)
     op, e = p.op, p.epilogue
-    x, w = placed(p["x"]), placed(p["w"])
-    bias = placed(p["bias"]) if "bias" in p.tensors else None
-    written = {"x": p["x"], "w": p["w"]} | ({"bias": p["bias"]} if bias is not None else {})
-    attributes = f"stride={','.join(map(str, op.stride))} padding={pads(op.padding)} groups={op.groups}"
-    attributes += f" dilation={','.join(map(str, op.dilation))} act={e.activation}"
-    attributes += f":{e.parameter}" if e.parameter else ""
-    expected = Problem.parse(" ".join(["conv_fprop", *(f"{r}={t}" for r, t in written.items()), attributes]), p.target)
-    function = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
-    parameter = e.parameter if e.parameter else None
+    given = {role: placed(t) for role, t in p.items if role != "y"}
+    dense = TensorDescriptor.make(p["y"].dtype, p["y"].shape, output_layout(p["y"].shape, p["x"], p["w"]))
+    expected = dataclasses.replace(p, items=(*p.items[:-1], ("y", dense)), math="ieee")  # what a CPU is asked
+    function = (F.conv1d, F.conv2d, F.conv3d)[p["x"].ndim - 3]
     with observe() as plans:
         y = function(
-            x, w, bias, op.stride, op.padding, op.dilation, op.groups, activation=e.activation, parameter=parameter
-        )
-    assert [plan.problem for plan in plans] == [expected]
-    assert str(plans[0].problem) == str(expected) and TensorDescriptor.of(y).strides == expected["y"].strides
+            given["x"], given["w"], given.get("bias"), op.stride, op.padding, op.dilation, op.groups,
+            padding_mode=op.padding_mode, flip=op.flip, alpha=e.alpha, beta=e.beta if "z" in given else None,
+            z=given.get("z"), scale=given.get("scale"), activation=e.activation, parameter=e.parameter or None,
+            dtype=getattr(torch, DTYPES[p["y"].dtype][0]),
+        )  # fmt: skip
+    assert [str(plan.problem) for plan in plans] == [str(expected)]
+    assert plans[0].problem == expected and TensorDescriptor.of(y).strides == expected["y"].strides
 
 
-def as_fprop(p: Problem) -> str:
+def as_fprop(p: Problem) -> Problem:
     """The forward problem of a gradient's operands."""
-    roles = {"dx": "x", "dy": "y", "dw": "w"}
-    items = {roles.get(role, role): t for role, t in p.items if role != "z"}
-    op = p.op
-    attributes = f"stride={','.join(map(str, op.stride))} padding={pads(op.padding)} groups={op.groups}"
-    return f"conv_fprop x={items['x']} w={items['w']} {attributes} dilation={','.join(map(str, op.dilation))}"
+    tensors = dict(p.items)
+    x, w = tensors[p.op.x_role], tensors[p.op.w_role]
+    w = TensorDescriptor(x.dtype, w.shape, w.strides)
+    x = TensorDescriptor(x.dtype, x.shape, x.strides)
+    attributes = {field.name: getattr(p.op, field.name) for field in dataclasses.fields(p.op)}
+    return Problem.create(ConvFprop(**attributes), {"x": x, "w": w}, p.target)
 
 
 @settings(max_examples=80)

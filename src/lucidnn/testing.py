@@ -67,14 +67,28 @@ def distinct(t: TensorDescriptor) -> tuple[int, ...]:
     return tuple(n if s else min(n, 1) for n, s in zip(t.shape, t.strides, strict=True))
 
 
-def fill(problem: Problem, tensors: Mapping[str, Any], seed: int = 0) -> None:
-    """Write fresh random values into the inputs: standard normal, or what the operation says of a role."""
+# Kinds of inputs: as the operation samples them (standard normal); with a mean of 16; over 16 powers of two; with one
+# NaN and both infinities among the first input's values.
+KINDS = ("plain", "large mean", "wide range", "NaN and inf")
+
+
+def fill(problem: Problem, tensors: Mapping[str, Any], seed: int = 0, kind: str = "plain") -> None:
+    """Write fresh random values of one of the `KINDS` into the inputs. Whole numbers are always as sampled."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    for role in problem.inputs:
+    for number, role in enumerate(problem.inputs):
         t = problem[role]
         values = problem.op.sample(role, problem.tensors, distinct(t), generator)
+        if values.is_floating_point() and number < len(problem.op.inputs):
+            if kind == "large mean":
+                values = values + (16.0 if number == 0 else 0.0)
+            elif kind == "wide range":
+                values = values * 2.0 ** torch.randint(-8, 9, values.shape, generator=generator)
+            elif kind == "NaN and inf" and number == 0 and values.numel():
+                places = torch.randint(0, values.numel(), (3,), generator=generator)
+                for place, value in zip(places.tolist(), (math.nan, math.inf, -math.inf), strict=True):
+                    values.view(-1)[place] = value
         tensors[role].as_strided(distinct(t), t.strides).copy_(values)
 
 
@@ -113,6 +127,15 @@ def relative_error(out: Any, ref: Any) -> float:
     scale = float(ref.norm())
     difference = float((out - ref).norm())
     return difference / scale if scale else (0.0 if difference == 0 else math.inf)
+
+
+def strangers(out: Any, ref: Any) -> int:
+    """How many elements are NaN or infinite (of either sign) in one tensor and not the same in the other."""
+    import torch
+
+    out, ref = out.double(), ref.double()
+    same = (out == ref) | (out.isnan() & ref.isnan()) | (torch.isfinite(out) & torch.isfinite(ref))
+    return int((~same).sum())
 
 
 def disagreement(

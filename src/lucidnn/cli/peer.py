@@ -214,6 +214,8 @@ def _geometry(problem: Problem) -> tuple[int, list[int], list[int], list[int], l
     op: Any = problem.op
     before, after = zip(*op.padding, strict=True)
     uneven = None
+    if problem.items[0][1].itemsize == 1:
+        raise NotSupported(f"the framework has no convolution of {problem.items[0][1].dtype} with wide sums")
     if op.padding_mode != "zeros" and problem.op.name == "conv_dgrad":
         raise NotSupported(f"the framework has no data gradient of a convolution with padding mode {op.padding_mode}")
     if before != after or op.padding_mode != "zeros":

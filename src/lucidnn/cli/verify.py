@@ -29,6 +29,7 @@ class Outcome:
 @device_option
 @click.option("--engine", "engines", multiple=True, metavar="NAME", help="Check this engine only; may be repeated.")
 @click.option("--configs", is_flag=True, help="Check every configuration of an engine, not only its best by estimate.")
+@click.option("--accuracy", is_flag=True, help="Show each engine's error on four kinds of inputs, and the framework's.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option("--json", "json_path", metavar="FILE", help="Also write all outcomes to FILE.")
 @click.pass_context
@@ -39,13 +40,16 @@ def command(
     device: str | None,
     engines: tuple[str, ...],
     configs: bool,
+    accuracy: bool,
     seed: int,
     json_path: str | None,
 ) -> None:
     """Check every engine on PROBLEM: its results against the float64 reference, and that it stays in its memory.
 
-    Outputs and workspace start as NaN, with guard bands before and after. The exit code is 1 if there is a fault.
+    Outputs and workspace start as NaN, with guard bands before and after. The exit code is 1 if there is a fault. With
+    --accuracy nothing is judged: errors are shown, also on inputs with a large mean, a wide range, NaN and infinity.
     """
+    from .accuracy import measure, show
     from .environment import environment
     from .problems import checked_engines, problems_here
     from .terminal import json_place, write_json
@@ -53,12 +57,15 @@ def command(
     place = json_place(json_path)
     problems = problems_here(line, file, device)
     checked_engines(engines, [problem for problem, _ in problems])
-    outcomes: list[Outcome] = []
+    outcomes: list[Any] = []
     with _progress(len(problems)) as advance:
         for problem, where in problems:
-            outcomes += verify(problem, where, engines, configs, seed)
+            check = measure if accuracy else verify
+            outcomes += check(problem, where, engines, configs, seed)
             advance()
-    if file is None:
+    if accuracy:
+        show(outcomes)
+    elif file is None:
         _show_one(outcomes)
     else:
         _show_many(outcomes, len(problems))
@@ -66,7 +73,7 @@ def command(
         rows = [vars(o) | {"problem": str(o.problem)} for o in outcomes]
         places = {str(where): environment(where) for _, where in problems}
         write_json(place, {"environments": places, "rows": rows})
-    ctx.exit(1 if any(o.fault for o in outcomes) else 0)
+    ctx.exit(1 if not accuracy and any(o.fault for o in outcomes) else 0)
 
 
 def verify(problem: Any, device: Any, names: tuple[str, ...], configs: bool, seed: int) -> Iterator[Outcome]:
