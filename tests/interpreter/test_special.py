@@ -13,7 +13,14 @@ from lucidnn.core.problem import Problem
 from lucidnn.core.registry import get
 
 BLAS = ("conv.im2col_gemm_triton", "conv.patch_gemm")  # more than a list of launches
-ENGINES = ("conv.depthwise_triton", "conv.depthwise_wgrad_triton", "conv.stem", "conv.grouped_packed")
+ENGINES = (
+    "conv.depthwise_triton",
+    "conv.depthwise_wgrad_triton",
+    "conv.stem",
+    "conv.grouped_packed",
+    "conv.implicit_gemm_split_k",
+    "conv.implicit_gemm_wgrad_atomic",
+)
 
 
 def accepted(names: tuple[str, ...], step: int = 1) -> list[tuple[str, str]]:

@@ -30,13 +30,14 @@ import triton.language as tl
 
 from ...core.engine import Config, Refusals
 from ...core.problem import Problem
+from ...core.target import Target
 from ...ops.activation import ACTIVATIONS
 from ...ops.convolution import Geometry
 from .epilogue import finish, stored
 from .index import INT32, columns, rows
-from .launch import Argument, Launch, blend
+from .launch import Argument, Launch, Slice, blend
 from .tf32 import rounded
-from .tiles import Gemm
+from .tiles import THROUGH_REGISTERS, Gemm
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 EIGHT_BITS = {"i8": 80, "f8e4m3": 89, "f8e5m2": 89}  # operands, and the NVIDIA generation that first multiplied them
@@ -63,16 +64,16 @@ def _first_tap(phase, pad, TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: t
 @triton.jit
 def conv_gather(
     src, w, scale, bias, z, dst, alpha, beta, parameter,
-    M, O, P, Q, src_d, src_h, src_w, dst_d, dst_h, dst_w, RED, OUT, GROUPS, pad_d, pad_h, pad_w,
+    M, O, P, Q, src_d, src_h, src_w, dst_d, dst_h, dst_w, RED, OUT, GROUPS, TRIPS, pad_d, pad_h, pad_w,
     src_n_stride, src_c_stride, src_d_stride, src_h_stride, src_w_stride,
     w_group_stride, w_out_stride, w_red_stride, w_t_stride, w_r_stride, w_s_stride,
     scale_stride, bias_stride, z_n_stride, z_c_stride, z_d_stride, z_h_stride, z_w_stride,
-    dst_n_stride, dst_c_stride, dst_d_stride, dst_h_stride, dst_w_stride,
+    dst_part_stride, dst_n_stride, dst_c_stride, dst_d_stride, dst_h_stride, dst_w_stride,
     T: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE_D: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_D: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     STEP_D: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
-    DGRAD: tl.constexpr, HAS_D: tl.constexpr, PACKED: tl.constexpr, TAPS_INNER: tl.constexpr,
+    DGRAD: tl.constexpr, HAS_D: tl.constexpr, PACKED: tl.constexpr, TAPS_INNER: tl.constexpr, SPLIT: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, W_TURNED: tl.constexpr,
     EDGE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -84,6 +85,10 @@ def conv_gather(
     tiles = grid_m * grid_n
     outer = tl.program_id(0) // tiles
     pid = tl.program_id(0) - outer * tiles
+    part = 0
+    if SPLIT:  # parts vary slowest; there are no phases then
+        part = outer // GROUPS
+        outer = outer - part * GROUPS
     group = outer % GROUPS
     phase = outer // GROUPS
     band = pid // (GROUP_M * grid_n)
@@ -157,7 +162,11 @@ def conv_gather(
     else:
         blocks = tl.cdiv(RED, BLOCK_K)
         steps = blocks * taps
-    for step in range(tl.maximum(steps, 1)):
+    first = part * TRIPS
+    if SPLIT:  # the last part may have fewer trips than the others
+        steps = tl.minimum(steps - first, TRIPS)
+    for trip in range(tl.maximum(steps, 1)):
+        step = first + trip if SPLIT else trip
         if PACKED:
             index = step * BLOCK_K + tl.arange(0, BLOCK_K)
             tap = index // PACKED
@@ -259,6 +268,8 @@ def conv_gather(
     dst_row = n * dst_n_stride + p * dst_h_stride + q * dst_w_stride
     if HAS_D:
         dst_row += o * dst_d_stride
+    if SPLIT:
+        dst += part.to(tl.int64) * dst_part_stride
     dst_places = (dst + dst_row)[:, None] + (channel * dst_c_stride)[None, :]
     tl.store(dst_places, result, mask=ok)
 
@@ -335,6 +346,20 @@ class View:
         depth, pieces = (taps * self.red, 1) if self.packed else (self.red, taps)
         return Gemm(self.pixels, self.out, depth, pieces, self.geometry.G * self.phases, self.dtype, precision)
 
+    def trips(self, config: Config) -> int:
+        """Turns of the loop over the whole reduction, where there are no phases."""
+        depth, pieces = (self.taps * self.red, 1) if self.packed else (self.red, self.taps)
+        return -(-depth // config["BLOCK_K"]) * pieces
+
+    def detour(self, precision: str, target: Target) -> float:
+        """How much longer the product takes where an operand reaches the matrix units through registers.
+
+        TF32 is rounded there; single 16-bit elements are less than an asynchronous copy takes.
+        """
+        narrow = self.dtype in ("f16", "bf16") and self.src_strides[1] != 1
+        turned = precision == "tf32" if self.dtype == "f32" else narrow
+        return THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
+
     def blocks(self, config: Config) -> int:
         tiles = -(-self.pixels // config["BLOCK_M"]) * -(-self.out // config["BLOCK_N"])
         return tiles * self.geometry.G * self.phases
@@ -351,11 +376,15 @@ def unfit(problem: Problem, refusals: Refusals) -> None:
     refusals.require_tensors(others, results, elements=True)
 
 
-def gather(problem: Problem, v: View, config: Config, *, precision: str, rounding: bool, full: bool = False) -> Launch:
+def gather(
+    problem: Problem, v: View, config: Config, *, precision: str, rounding: bool, full: bool = False,
+    parts: int = 1, into: Slice | None = None,
+) -> Launch:  # fmt: skip
     """The launch of `conv_gather`.
 
     `rounding` has the kernel round both operands to TF32 itself; `full` says that the filter's rows are padded up
-    to whole tiles.
+    to whole tiles. With `parts` > 1 the reduction is split, and the bare parts are written `into` the workspace, each
+    dense with its channels innermost.
     """
     config, g = {**ORDER, **config}, v.geometry
     z, bias, scale = (problem.tensors.get(role) for role in ("z", "bias", "scale"))
@@ -373,17 +402,27 @@ def gather(problem: Problem, v: View, config: Config, *, precision: str, roundin
     for name, values in (("src", v.src_size), ("dst", v.dst_size)):
         args.update({f"{name}_{axis}": value for axis, value in zip("dhw", values)})
     args.update({f"pad_{axis}": value for axis, value in zip("dhw", g.pad)})
+    args.update(TRIPS=-(-v.trips(config) // parts), dst_part_stride=0)
+    code = ACTIVATIONS[problem.epilogue.activation].code
+    if into:
+        (d, h, w), channels = v.dst_size, v.out * g.G
+        dense = (d * h * w * channels, 1, h * w * channels, w * channels, channels)
+        args.update({f"dst_{axis}_stride": value for axis, value in zip("ncdhw", dense)})
+        args.update({name: None for name in args if name.startswith("z_")})
+        args.update(dict.fromkeys(("bias", "z", "bias_stride", *blend(problem))), dst=into)
+        args.update(dst_part_stride=g.N * dense[0])
+        code = 0
     even = (v.taps * v.red if v.packed else v.red) % config["BLOCK_K"] == 0
     even = even and not (v.packed and v.phases > 1) and not v.gaps
     constexprs = dict(zip("TRS", g.filter))
     for name, values in (("STRIDE", g.stride), ("DILATION", g.dilation), ("STEP", v.steps)):
         constexprs.update({f"{name}_{axis}": value for axis, value in zip("DHW", values)})
     constexprs.update(
-        DGRAD=v.dgrad, HAS_D=len(problem.op.stride) == 3, PACKED=v.red if v.packed else 0,
+        DGRAD=v.dgrad, HAS_D=len(problem.op.stride) == 3, PACKED=v.red if v.packed else 0, SPLIT=into is not None,
         EVEN=even, WIDE=max(v.span, v.pixels + config["BLOCK_M"]) > INT32,
         W_TURNED=w_out < w_red or not v.gemm(precision).on_matrix_units,
         EDGE="none" if full or v.out % config["BLOCK_N"] == 0 else "mask" if w_out == 1 else "repeat",
-        ACT=ACTIVATIONS[problem.epilogue.activation].code, PRECISION=precision, ROUND=rounding,
+        ACT=code, PRECISION=precision, ROUND=rounding,
         **{knob: config[knob] for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "TAPS_INNER")},
     )  # fmt: skip
-    return Launch(conv_gather, (v.blocks(config),), args, constexprs, config["num_warps"], config["num_stages"])
+    return Launch(conv_gather, (v.blocks(config) * parts,), args, constexprs, config["num_warps"], config["num_stages"])

@@ -19,14 +19,14 @@ import math
 import triton
 import triton.language as tl
 
-from ...core.engine import Config
+from ...core.engine import Config, Refusals
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .epilogue import finish
 from .index import INT32, divide, reciprocal
-from .launch import Argument, Launch
+from .launch import Argument, Launch, TritonEngine
 from .split import Split, named
-from .tiles import Gemm
+from .tiles import THROUGH_REGISTERS, Gemm, seconds
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
@@ -265,3 +265,33 @@ def _run(g: Geometry) -> int:
         return 1
     others = [s for n, s in zip((g.N, *g.out_size[:2]), (g.y_strides[0], *g.y_strides[2:4])) if n > 1]
     return math.gcd(8, g.out_size[2], *others)
+
+
+class GatheredWgrad(TritonEngine):
+    """Base of the engines whose product is `conv_wgrad` on the tensors as they are."""
+
+    operations = ("conv_wgrad",)
+    notes = frozenset({"tensor_core", "tf32", "runtime_compilation"})
+
+    def refusals(self, problem: Problem) -> list[str]:
+        refusals = Refusals()
+        refusals.require_tensors(problem.items, DTYPES, elements=True)
+        if not refusals:
+            split = View.of(problem).split
+            blocks = max(split.tiles(config) * split.parts(config) for config in self.configs(problem))
+            refusals.require(blocks <= INT32, "at most 2^31 - 1 tiles", blocks)
+        return refusals
+
+    def configs(self, problem: Problem) -> list[Config]:
+        return View.of(problem).split.configs(problem.target)
+
+
+def product_seconds(problem: Problem, gemm: Gemm, config: Config) -> float:
+    """Estimated time of the product, and at least of its traffic."""
+    target = problem.target
+    # wgmma wants TF32 operands with the reduction, here the pixels, innermost, and asynchronous copies more than a
+    # single 16-bit element; others go through registers.
+    last = [t.is_channels_last for _, t in problem.items[:2]]
+    turned = any(last) if problem.math == "tf32" else gemm.itemsize == 2 and not all(last)
+    detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
+    return max(detour * seconds(gemm, config, target), problem.bytes / (0.8 * target.bandwidth))

@@ -120,12 +120,12 @@ def fold_columns(
 
 @triton.jit
 def finish_product(
-    product, bias, z, dst, alpha, beta, parameter, M, O, P, Q, K, first,
+    product, bias, z, dst, alpha, beta, parameter, M, O, P, Q, K, PARTS, first,
     bias_stride, z_n_stride, z_c_stride, z_d_stride, z_h_stride, z_w_stride,
     dst_n_stride, dst_c_stride, dst_d_stride, dst_h_stride, dst_w_stride,
     HAS_D: tl.constexpr, ACT: tl.constexpr, WIDE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue on a matrix of pixels by filters."""
+    """The epilogue on a matrix of pixels by channels, or on the sum of several, added in their order."""
     blocks = tl.cdiv(K, BLOCK_C)
     m = (tl.program_id(0) // blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     k = (tl.program_id(0) % blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -133,7 +133,11 @@ def finish_product(
         m = m.to(tl.int64)
         k = k.to(tl.int64)
     ok = (m < M)[:, None] & (k < K)[None, :]
-    acc = tl.load((product + m.to(tl.int64) * K)[:, None] + k[None, :], mask=ok, other=0.0)
+    places = (product + m.to(tl.int64) * K)[:, None] + k[None, :]
+    acc = tl.load(places, mask=ok, other=0.0)
+    size = tl.cast(M, tl.int64) * K
+    for part in range(1, PARTS):
+        acc += tl.load(places + part * size, mask=ok, other=0.0)
     line = m // Q
     n = line // P
     o = 0
@@ -147,10 +151,10 @@ def finish_product(
     )  # fmt: skip
 
 
-def _tile(width: int) -> tuple[int, int]:
-    """Pixels and columns of a tile."""
+def _tile(rows: int, width: int) -> tuple[int, int]:
+    """Pixels and columns of a tile: a smaller one where there are few elements, so that all processors have one."""
     columns = min(128, 1 << (width - 1).bit_length())
-    return TILE // columns, columns
+    return (TILE if rows * width > 512 * TILE else TILE // 4) // columns, columns
 
 
 def _geometry(problem: Problem, g: Geometry) -> dict[str, int]:
@@ -163,7 +167,7 @@ def _geometry(problem: Problem, g: Geometry) -> dict[str, int]:
 def unfold(problem: Problem, g: Geometry, first: int, images: int, to: Slice) -> Launch:
     """The launch that writes the matrix of `images` images from `first` on."""
     pixels, width = images * math.prod(g.out_size), g.C * math.prod(g.filter)
-    block_p, block_c = _tile(width)
+    block_p, block_c = _tile(pixels, width)
     args: dict[str, Argument] = {
         "x": "x", "columns": to, "M": pixels, **dict(zip("OPQ", g.out_size)), "x_start": first * g.x_strides[0],
         **{f"x_{axis}": size for axis, size in zip("dhw", g.in_size)},
@@ -176,7 +180,7 @@ def unfold(problem: Problem, g: Geometry, first: int, images: int, to: Slice) ->
 
 def _ending(problem: Problem, pixels: int, channels: int) -> tuple[dict[str, Argument], dict, tuple[int]]:
     """Arguments, constexprs and grid that kernels with an epilogue share."""
-    block_p, block_c = _tile(channels)
+    block_p, block_c = _tile(pixels, channels)
     args, constexprs = places(problem)
     spans = [problem[role].span for role in (problem.outputs[0], "z") if role in problem.tensors]
     constexprs |= {"WIDE": max(*spans, pixels + TILE) > INT32, "BLOCK_P": block_p, "BLOCK_C": block_c}
@@ -193,8 +197,14 @@ def fold(problem: Problem, g: Geometry, first: int, images: int, columns: Slice)
     return Launch(fold_columns, grid, args, constexprs | _geometry(problem, g), 4, 1)
 
 
-def finish_pixels(problem: Problem, g: Geometry, first: int, images: int, product: Slice) -> Launch:
-    """The launch that applies the epilogue to the product of `images` images from `first` on."""
-    args, constexprs, grid = _ending(problem, images * math.prod(g.out_size), g.K)
-    args |= {"product": product, "first": first, "K": g.K, **dict(zip("OPQ", g.out_size))}
+def finish_pixels(
+    problem: Problem, first: int, images: int, size: tuple[int, int, int], product: Slice, parts: int = 1
+) -> Launch:
+    """The launch that applies the epilogue to the product of `images` images from `first` on, in `parts` to be added.
+
+    The result is an image of `size`; a part is (pixels, all channels).
+    """
+    channels = problem[problem.outputs[0]].shape[1]
+    args, constexprs, grid = _ending(problem, images * math.prod(size), channels)
+    args |= {"product": product, "PARTS": parts, "first": first, "K": channels, **dict(zip("OPQ", size))}
     return Launch(finish_product, grid, args, constexprs, 4, 1)

@@ -28,7 +28,7 @@ from .._triton.index import INT32
 from .._triton.launch import Launch, Slice, TritonEngine
 from .._triton.split import add_parts
 from .._triton.tf32 import rounded
-from .._triton.tiles import THROUGH_REGISTERS, ranked, seconds, shapes
+from .._triton.tiles import ranked, seconds, shapes
 
 DTYPES = ("f32", "f16", "bf16")
 WIDEST = 64  # channels or filters of a bundle
@@ -123,15 +123,12 @@ class GroupedPacked(TritonEngine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         target, bundle = problem.target, config["BUNDLE"]
-        wgrad = problem.op.name == "conv_wgrad"
-        view = self._wgrad(problem, bundle) if wgrad else self._gather(problem, bundle)
-        gemm = view.split.gemm if isinstance(view, conv_wgrad.View) else view.gemm(problem.math)
-        traffic = (problem.bytes + 2 * self.workspace_size(problem, config)) / (0.8 * target.bandwidth)
-        # as in conv.implicit_gemm and conv.implicit_gemm_wgrad: operands that go through registers
-        last = [t.is_channels_last for _, t in problem.items[: 2 if wgrad else 1]]
-        turned = gemm.itemsize == 2 and not all(last) or gemm.itemsize == 4 and (any(last) or not wgrad)
-        detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
-        return max(detour * seconds(gemm, config, target), traffic) + 2 * LAUNCH[target.kind]
+        extra = 2 * self.workspace_size(problem, config) / (0.8 * target.bandwidth) + 2 * LAUNCH[target.kind]
+        if problem.op.name == "conv_wgrad":
+            return conv_wgrad.product_seconds(problem, self._wgrad(problem, bundle).split.gemm, config) + extra
+        v = self._gather(problem, bundle)
+        work = v.detour(problem.math, target) * seconds(v.gemm(problem.math), config, target)
+        return max(work, problem.bytes / (0.8 * target.bandwidth)) + extra
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         g, bundle = Geometry.of(problem), config["BUNDLE"]

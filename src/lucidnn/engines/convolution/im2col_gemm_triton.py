@@ -178,8 +178,8 @@ class Im2colGemmTriton(TritonEngine):
         fill = min(g.K // g.G, 64) * min(plan.depth, 64) / 64**2
         traffic = problem.bytes + 2 * columns + product
         launches = passes + 3 * blocks
-        return roofline(problem, compute_efficiency=0.6 * max(fill, 1 / 64), launches=launches) + traffic / (
-            0.7 * problem.target.bandwidth
+        return roofline(problem, compute_efficiency=0.5 * max(fill, 1 / 64), launches=launches) + traffic / (
+            0.6 * problem.target.bandwidth
         )
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
@@ -205,7 +205,7 @@ class Im2colGemmTriton(TritonEngine):
                 filters = plan.stacked("w", 0, plan.depth)
                 yield columns, _turned(filters), plan.matrix(out, start, rows, g.K // g.G)
                 if not plan.direct:
-                    yield finish_pixels(problem, g, first, images, plan.slice("product"))
+                    yield finish_pixels(problem, first, images, g.out_size, plan.slice("product"))
                 continue
             dy = plan.matrix("dy", first * plan.pixels, rows, g.K // g.G)
             if plan.direction == "dgrad":

@@ -20,7 +20,7 @@ from ...core.problem import Problem
 from .._triton.conv_gather import ORDER, View, gather, unfit
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
-from .._triton.tiles import THROUGH_REGISTERS, ranked, seconds, shapes
+from .._triton.tiles import ranked, seconds, shapes
 
 
 class ImplicitGemm(TritonEngine):
@@ -55,10 +55,7 @@ class ImplicitGemm(TritonEngine):
         target, v = problem.target, View.of(problem)
         gemm = v.gemm(config["PRECISION"])
         traffic = problem.bytes / (0.8 * target.bandwidth)
-        # TF32 is rounded in registers; single 16-bit elements are less than an asynchronous copy takes
-        turned = config["PRECISION"] == "tf32" if v.dtype == "f32" else gemm.itemsize == 2 and v.src_strides[1] != 1
-        detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
-        return max(detour * seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
+        return max(v.detour(config["PRECISION"], target) * seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         precision = config["PRECISION"]

@@ -10,47 +10,25 @@ are 64-bit where a tensor reaches past 2^31 elements.  Cost: the operations of t
 filled tiles waste, and 8 bytes times `SPLIT_K` for every element of dw.
 """
 
-from ...core.engine import Config, Refusals
+from ...core.engine import Config
 from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
-from .._triton.conv_wgrad import DTYPES, View, wgrad
-from .._triton.index import INT32
-from .._triton.launch import Launch, TritonEngine
-from .._triton.tiles import THROUGH_REGISTERS, seconds
+from .._triton.conv_wgrad import GatheredWgrad, View, product_seconds, wgrad
+from .._triton.launch import Launch
 
 
-class ImplicitGemmWgrad(TritonEngine):
+class ImplicitGemmWgrad(GatheredWgrad):
     """Filter gradient."""
 
     name = "conv.implicit_gemm_wgrad"
-    operations = ("conv_wgrad",)
-    notes = frozenset({"tensor_core", "tf32", "runtime_compilation"})
-
-    def refusals(self, problem: Problem) -> list[str]:
-        refusals = Refusals()
-        refusals.require_tensors(problem.items, DTYPES, elements=True)
-        if not refusals:
-            split = View.of(problem).split
-            blocks = max(split.tiles(config) * split.parts(config) for config in self.configs(problem))
-            refusals.require(blocks <= INT32, "at most 2^31 - 1 tiles", blocks)
-        return refusals
-
-    def configs(self, problem: Problem) -> list[Config]:
-        return View.of(problem).split.configs(problem.target)
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
         return View.of(problem).split.size(config)
 
     def cost(self, problem: Problem, config: Config) -> float:
-        split, target = View.of(problem).split, problem.target
-        traffic = problem.bytes / (0.8 * target.bandwidth)
+        split = View.of(problem).split
         launches = 1 if split.parts(config) == 1 else 2
-        # wgmma wants TF32 operands with the reduction, here the pixels, innermost, and asynchronous copies more than a
-        # single 16-bit element; others go through registers.
-        last = [t.is_channels_last for _, t in problem.items[:2]]
-        turned = any(last) if problem.math == "tf32" else split.gemm.itemsize == 2 and not all(last)
-        detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
-        return max(detour * seconds(split.gemm, config, target), traffic) + launches * LAUNCH[target.kind]
+        return product_seconds(problem, split.gemm, config) + launches * LAUNCH[problem.target.kind]
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         return wgrad(problem, View.of(problem), config, 0)
