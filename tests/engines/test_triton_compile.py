@@ -17,7 +17,7 @@ from lucidnn.core.registry import engines, failures, for_operation
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
-PRODUCTS = ("conv_gather", "conv_wgrad", "conv_wgrad_planes")  # kernels that multiply matrices
+PRODUCTS = ("conv_gather", "conv_wgrad", "conv_wgrad_planes", "conv_tma")  # kernels that multiply matrices
 TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942")
 
 HOT = """

@@ -1,4 +1,4 @@
-"""Convolution engines that transform (Winograd, Fourier), as they run on a GPU, but in Triton's interpreter.
+"""Engines that transform (Winograd, Fourier) or copy boxes of pixels, as they run on a GPU, in Triton's interpreter.
 
 Products and Fourier transforms are the framework's; the kernels around them are interpreted. The problems are those of
 ``problems/edge_transforms.txt`` and some of the general ones.
@@ -16,7 +16,7 @@ from lucidnn.core.registry import get
 from lucidnn.testing import read_problems
 
 FILE = Path(__file__).resolve().parents[2] / "problems" / "edge_transforms.txt"
-ENGINES = ("conv.winograd_gemm_triton", "conv.winograd_triton", "conv.fft", "conv.fft_tiled")
+ENGINES = ("conv.winograd_gemm_triton", "conv.winograd_triton", "conv.fft", "conv.fft_tiled", "conv.implicit_gemm_tma")
 
 
 def lines() -> list[str]:

@@ -17,8 +17,8 @@ Three ways to run one and the same list:
 * under ``TRITON_INTERPRET=1`` run by Triton's interpreter on CPU tensors (slow; a bfloat16 ``tl.dot`` is
   wrong there).
 
-Compiled code is kept on disk by Triton itself.  Kernels that ask Triton for scratch memory of its own still
-work, through its allocator.  Triton 3.6 to 3.9.
+Compiled code is kept on disk by Triton itself.  Kernels that ask Triton for scratch memory get a part of the
+workspace where the launch names one, else what Triton's allocator gives.  Triton 3.6 to 3.9.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import _allocation
 
 from ...core.descriptor import TensorDescriptor
 from ...core.engine import Config, Engine, Run
@@ -82,6 +83,9 @@ class Launch:
     constexprs : mapping of str to object
         By parameter name.
     num_warps, num_stages : int
+    scratch : Slice and int, or None
+        For a kernel that Triton gives memory of its own, which tensor descriptors made in a kernel live in: where in
+        the workspace, which has 127 bytes more for it to be aligned, and how many bytes a block.
     """
 
     kernel: Any
@@ -90,6 +94,7 @@ class Launch:
     constexprs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    scratch: tuple[Slice, int] | None = None
 
     def __post_init__(self):
         given, wanted = [*self.args, *self.constexprs], self.kernel.arg_names
@@ -302,6 +307,16 @@ def _step(launch: Launch, problem: Problem, device: int) -> tuple:
             value = value.value
         values.append(value)
     grid = (*launch.grid, 1, 1)[:3]
+    asked, given = kernel.metadata.global_scratch_size, launch.scratch
+    if given is not None and asked:
+        if asked > given[1]:
+            raise RuntimeError(
+                f"{launch.kernel.__name__} needs {asked} bytes of scratch memory a block, has {given[1]}"
+            )
+        slots.append((len(values), len(order), given[0].offset))
+        values.append(None)
+        before = (kernel.function, kernel.packed_metadata, None, None, None)
+        return _with_scratch(kernel.run), grid, before, False, values, slots
     if not nested:
         return (kernel.run, grid, (kernel.function, kernel.packed_metadata, None, None, None), False, values, slots)
     run = kernel.run
@@ -311,6 +326,20 @@ def _step(launch: Launch, problem: Problem, device: int) -> tuple:
     nothing = (None, None, None, None, None)  # launch metadata, two hooks, two kinds of scratch memory
     after = (*start, *nothing, annotations, run.kernel_signature)
     return run.launch, grid, after, True, values, slots
+
+
+def _with_scratch(run: Any) -> Any:
+    """A launcher whose last argument is the address of the scratch memory, up to 127 bytes early."""
+
+    def start(*arguments: Any) -> None:
+        address = arguments[-1] + 127 & -128
+        before = _allocation._allocator.set(lambda size, alignment, stream: address)
+        try:
+            run(*arguments[:-1])
+        finally:
+            _allocation._allocator.reset(before)
+
+    return start
 
 
 def _takes_nested_arguments(run: Any) -> bool:
