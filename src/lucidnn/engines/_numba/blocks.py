@@ -74,6 +74,11 @@ def seconds(problem: Problem, plan: Any, packed: float) -> float:
     flops = problem.flops * plan.panels * plan.width / plan.filters
     if plan.each:  # reads twice for a product; channels-first pixels are turned there and back besides
         flops *= 2 if problem.items[0][1].is_channels_last else 4
+    # Slabs that the second-level cache cannot hold (many channels, dilated filters) are read from further away, by
+    # every panel of filters; the filter gradient reads them once for every few channels.
+    slab = math.prod(plan.spans) * plan.pitch * plan.itemsize
+    slower = 0.5 if problem.op.name == "conv_wgrad" else 0.25
+    flops *= 1 + slower * max(0.0, math.log2(slab / (1 << 20)))
     product = roofline(problem, flops=flops, launches=2, dtype=plan.acc)
     return product + roofline(problem, flops=0.0, bytes=packed * plan.itemsize, memory_efficiency=1.0, launches=0)
 
@@ -113,17 +118,25 @@ class Axis:
         return [(1, (r,), offset) for r, offset in taps]
 
     @classmethod
-    def forward(cls, size, points, taps, stride, pad, dilation) -> Axis:
-        return cls(size, stride, pad, 1, ((0, points, tuple((r, r * dilation) for r in range(taps))),))
+    def forward(cls, size, points, taps, stride, pad, dilation, every: bool = False) -> Axis:
+        """Taps that meet nothing but padding, for every output, are left out unless `every` tap is wanted."""
+        found = [
+            (r, r * dilation)
+            for r in range(taps)
+            if every or any(0 <= q * stride + r * dilation - pad < size for q in range(points))
+        ]
+        return cls(size, stride, pad, 1, ((0, points, tuple(found)),))
 
     @classmethod
     def backward(cls, size, points, taps, stride, pad, dilation) -> Axis:
         """Point h of dx (`size` points) gets tap r from point (h + pad - r dilation) / stride of dy, if whole."""
         found = []
         for first in range(min(stride, size)):
+            count = -(-(size - first) // stride)
             reached = [divmod(first + pad - r * dilation, stride) for r in range(taps)]
             hits = sorted((q, r) for r, (q, remainder) in enumerate(reached) if remainder == 0)
-            found.append((first, -(-(size - first) // stride), hits))
+            hits = [(q, r) for q, r in hits if -count < q < points]
+            found.append((first, count, hits))
         low = max([0, *(-q for _, _, hits in found for q, _ in hits)])
         phases = tuple((first, count, tuple((r, q + low) for q, r in hits)) for first, count, hits in found)
         return cls(points, 1, low, stride, phases)

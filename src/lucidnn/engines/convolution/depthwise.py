@@ -61,9 +61,9 @@ def _correlate_plane(t, table, slab, filters, sums, onto, acc):
     lane = _LANES_32 if size == 4 else _LANES_64
     for call in range(t[CALLS]):
         c = pointer(table + (t[CALL_TABLE] + call * _CALL) * 8, 0)
-        done = 0
-        while done < c[VECTORS]:
-            left = c[VECTORS] - done
+        done, vectors = 0, max(c[VECTORS], 1)
+        while done < vectors:
+            left = vectors - done
             wide = min(left, _MOST)
             if _MOST > 2 and left == _MOST + 1:
                 wide = 2  # two and two instead of three and one
@@ -76,7 +76,7 @@ def _correlate_plane(t, table, slab, filters, sums, onto, acc):
                 first, last = max(many - 1, c[LOW] - line), min(c[TAPS], c[HIGH] - line)
                 rows.correlate(
                     acc,
-                    (c[KIND] * len(_ROWS) + kind) * _MOST + wide - 1,
+                    (c[KIND] * len(_ROWS) + kind) * (_MOST + 1) + min(wide, c[VECTORS]),
                     slab + (c[X_AT] + line * c[X_PITCH] + done * lane) * size,
                     c[X_PITCH] * size,
                     table + c[COLUMNS] * 8,
@@ -247,7 +247,7 @@ class _Plan:
             enumerate(high.phases), enumerate(wide.phases)
         ):
             start = (i * wide.spread + j) * lines * out_pitch
-            vectors = -(-points_w // self.lane)
+            vectors = 0 if 2 * points_w <= self.lane else -(-points_w // self.lane)
             # (outputs between two that share pixels, filter rows, first slab row)
             runs = [(gap, *part) for gap, run, first in high.runs(i) for part in _split(run, first, high.step * gap)]
             if not runs or not taps_w:
@@ -271,7 +271,7 @@ class _Plan:
                         ])  # fmt: skip
                         padded = _rounded(count)
                         reached = min(len(run), top - low + 6) if kind == _ANY else len(run)
-                        cost += vectors * padded * (max(reached, 1) * len(some) + 3)
+                        cost += padded * ((vectors or 0.6) * max(reached, 1) * len(some) + 3 * max(vectors, 1))
                     columns += [s % wide.step * plane + s // wide.step for _, s in some]
                     sources += [r * w_h + s * w_w for s, _ in some for r in run]
         return calls, sources, columns, out_pitch, lines, cost

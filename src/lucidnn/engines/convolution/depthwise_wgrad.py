@@ -148,7 +148,7 @@ class _Plan:
     def __init__(self, problem):
         g = self.g = Geometry.of(problem)
         numbers = zip(g.in_size, g.out_size, g.filter, g.stride, g.pad, g.dilation, strict=True)
-        self.axes = [Axis.forward(*each) for each in numbers]
+        self.axes = [Axis.forward(*each, every=True) for each in numbers]
         self.acc = "f64" if "f64" in (g.x.dtype, g.w.dtype) else "f32"
         self.itemsize = 8 if self.acc == "f64" else 4
         self.lane = lanes(self.itemsize)

@@ -373,6 +373,8 @@ class Direct(Engine):
         # Slabs stay in the cache and so does the result until it is stored; packed filters are written and read.
         slabs = plan.tasks * math.prod(plan.spans) * plan.channels
         packed = IN_CACHE * (slabs + problem[problem.outputs[0]].numel) + 2 * plan.filter_elements
+        if plan.filter_elements * plan.itemsize > 1 << 20:
+            packed += plan.tasks // plan.splits * plan.filter_elements / plan.groups  # each block of pixels reads them
         return seconds(problem, plan, packed)
 
     def build(self, problem, config):

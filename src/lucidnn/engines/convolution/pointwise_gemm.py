@@ -2,13 +2,15 @@
 
 Method: with one tap, no stride and no padding, a convolution of dense tensors is ``y = x w^T`` over (points, channels)
 matrices where channels are innermost or there is one point, and ``y[n] = w x[n]`` image by image where points are
-innermost. No data is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's; long 16-bit sums on a
+innermost. A filter as large as the image is the same, with every pixel of every channel a channel of its own. No data
+is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's; long 16-bit sums on a
 GPU go through a float32 product in the workspace, because BLAS may round the parts of a split sum. Limits: the epilogue
 is what a BLAS call can do (alpha, and one of bias or beta * z); the filter gradient needs a matrix form of x and dy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -36,8 +38,10 @@ class PointwiseGemm(Engine):
         kinds = ("f64", "f32", "bf16", "f16")
         r.require(len({t.dtype for t in tensors}) == 1 and tensors[0].dtype in kinds, f"one type of {', '.join(kinds)}",
                   ", ".join(sorted({t.dtype for t in tensors})))  # fmt: skip
-        r.require(g.filter == (1, 1, 1), "a 1x1 filter", "x".join(map(str, g.filter)))
-        r.require(g.stride == (1, 1, 1), "stride 1", g.stride)
+        whole = _covers(g)
+        r.require(whole or g.filter == (1, 1, 1), "a filter of one point or of the image's size",
+                  "x".join(map(str, g.filter)))  # fmt: skip
+        r.require(whole or g.stride == (1, 1, 1), "stride 1", g.stride)
         r.require(g.pad == g.pad_after == (0, 0, 0), "no padding", (g.pad, g.pad_after))
         r.require(g.G == 1, "groups = 1", g.G)
         r.require(problem.epilogue.activation == "identity", "no activation", problem.epilogue.activation)
@@ -46,7 +50,7 @@ class PointwiseGemm(Engine):
         r.require(len(layouts) <= 1 and "strided" not in layouts, "dense tensors in one layout",
                   ", ".join(f"{role} {t.layout}" for role, t in problem.items if role != "bias"))  # fmt: skip
         if problem.op.name == "conv_wgrad":
-            r.require("first" not in layouts, "channels-last tensors or a single point", g.x.layout)
+            r.require(whole or "first" not in layouts, "channels-last tensors or a single point", g.x.layout)
         if problem.target.is_gpu and tensors[0].dtype == "f32":
             # BLAS follows a flag of its own; asked for here so that the mode of the problem is kept.
             allowed = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
@@ -54,21 +58,21 @@ class PointwiseGemm(Engine):
         return r
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
-        return 4 * problem[problem.outputs[0]].numel if _long(problem, Geometry.of(problem)) else 0
+        return 4 * problem[problem.outputs[0]].numel if _long(problem, _points(problem)) else 0
 
     def cost(self, problem: Problem, config: Config) -> float:
-        g = Geometry.of(problem)
-        points = math.prod(g.x.shape[2:]) * g.N
+        g = _points(problem)
+        points = math.prod(g.in_size) * g.N
         # Thin products starve the units: a side shorter than a tile of 64 fills it in part only.
         fill = min(g.C, 64) * min(g.K, 64) * min(points, 64) / 64**3
         launches = 3 if _long(problem, g) else 1
         return roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64), launches=launches)
 
     def build(self, problem: Problem, config: Config) -> Run:
-        g = Geometry.of(problem)
+        g = _points(problem)
         e = problem.epilogue
         order = list(problem.tensors)
-        by_image = any(_layout(t) == "first" for t in problem.tensors.values())
+        by_image = g.in_size != (1, 1, 1) and any(_layout(t) == "first" for t in problem.tensors.values())
         left, turn_left, right, turn_right = _PRODUCTS[problem.op.name, by_image]
         a, b, out = order.index(left), order.index(right), len(order) - 1
         (sa, ta), (sb, tb) = _matrix(left, g, by_image, turn_left), _matrix(right, g, by_image, turn_right)
@@ -111,9 +115,23 @@ class PointwiseGemm(Engine):
         return run_precise
 
 
+def _covers(g: Geometry) -> bool:
+    """Whether the filter meets the whole image in one place, dense in the same order in both."""
+    return g.filter == g.in_size and g.out_size == (1, 1, 1) and not any(g.pad) and set(g.dilation) == {1}
+
+
+def _points(problem: Problem) -> Geometry:
+    """The geometry, where a filter as large as the image has one point and as many channels as both have elements."""
+    g = Geometry.of(problem)
+    if not _covers(g):
+        return g
+    channels = g.C * math.prod(g.filter)
+    return dataclasses.replace(g, C=channels, in_size=(1, 1, 1), filter=(1, 1, 1))
+
+
 def _long(problem: Problem, g: Geometry) -> bool:
     """Whether BLAS might split the reduction and round the parts: then they are summed in float32 beside the output."""
-    rows = g.N * math.prod(g.x.shape[2:])
+    rows = g.N * math.prod(g.in_size)
     depth = {"conv_fprop": g.C, "conv_dgrad": g.K, "conv_wgrad": rows}[problem.op.name]
     out = problem[problem.outputs[0]]
     few_tiles = out.numel <= 4 * 128 * 128 * problem.target.processors
@@ -138,7 +156,7 @@ def _layout(t: TensorDescriptor) -> str:
 
 def _matrix(role: str, g: Geometry, by_image: bool, turned: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes and strides of a tensor as the matrix, or the stack of one matrix an image, that the product sees."""
-    points = math.prod(g.x.shape[2:])
+    points = math.prod(g.in_size)
     if role in ("w", "dw"):
         size, step = (g.K, g.C), (g.C, 1)
         if by_image:
