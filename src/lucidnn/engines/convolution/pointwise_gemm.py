@@ -63,8 +63,9 @@ class PointwiseGemm(Engine):
     def cost(self, problem: Problem, config: Config) -> float:
         g = _points(problem)
         points = math.prod(g.in_size) * g.N
-        # Thin products starve the units: a side shorter than a tile of 64 fills it in part only.
-        fill = min(g.C, 64) * min(g.K, 64) * min(points, 64) / 64**3
+        # Thin products starve the units: a side shorter than a tile fills it in part only.
+        tile = 64 if problem.target.is_gpu else 16
+        fill = min(g.C, tile) * min(g.K, tile) * min(points, tile) / tile**3
         launches = 3 if _long(problem, g) else 1
         return roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64), launches=launches)
 
