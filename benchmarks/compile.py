@@ -51,7 +51,8 @@ def _tasks(problem: Problem, policies: Sequence[str]) -> list[Task]:
         configs = c.engine.configs(problem) if "find" in policies else [c.config]
         entries += [(c.engine.cost(problem, config), c.engine.name, dict(config)) for config in configs]
     entries.sort(key=lambda entry: entry[0])
-    return [(str(problem), name, config) for _, name, config in entries[:FIND_CANDIDATES]]
+    wanted = FIND_CANDIDATES if "find" in policies else 1
+    return [(str(problem), name, config) for _, name, config in entries[:wanted]]
 
 
 def _without_gpu() -> None:
