@@ -54,8 +54,9 @@ class ImplicitGemmSplitK(TritonEngine):
                 wanted = max(2, min(waves * target.processors // blocks, trips // 2, MOST_PARTS))
                 share = -(-trips // wanted)
                 parts = -(-trips // share)  # as many as have something to do
-                if parts > 1:
-                    found.append({**tile, **ORDER, "SPLIT_K": parts})
+                config = {**tile, **ORDER, "SPLIT_K": parts}
+                if parts > 1 and config not in found:
+                    found.append(config)
         return [*ranked(gemm, found, target)]
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
