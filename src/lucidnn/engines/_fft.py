@@ -41,7 +41,7 @@ from ..ops.convolution import Geometry
 
 TYPES = ("f64", "f32", "f16", "bf16")
 ALIGN = 64
-MOST_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30, "hip": 1 << 30}  # spectra of one round of images
+MOST_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30, "hip": 1 << 30}  # spectra of one round of images
 
 
 @functools.cache
@@ -342,19 +342,29 @@ def seconds(scheme: Scheme) -> float:
     target = problem.target
     rounds, points = -(-g.N // scheme.images), math.prod(scheme.lengths)
     windows = g.N * scheme.tiles
-    lines = (g.C + g.K) * windows + g.K * g.C // g.G
+    lines = (g.C + g.K) * windows + g.K * (g.C // g.G)
     rate, bandwidth = target.flops(scheme.dtype), target.bandwidth
     transforms = lines * 2.5 * points * math.log2(max(points, 2))
     products = 8.0 * scheme.frequencies * windows * g.K * (g.C // g.G)
-    passes = lines * points * scheme.item
+    weights, held = g.K * (g.C // g.G), scheme.images * scheme.tiles
+    pieces = ((g.C * windows, g.C * held), (g.K * windows, g.K * held), (weights, weights))  # in all, and at once
+    passes = 0.0
+    for count, at_once in pieces:
+        fresh = not target.is_gpu and at_once * points * scheme.item > FRESH
+        passes += count * points * scheme.item * (2.5 if fresh else 1.0)
     kind = "gpu" if target.is_gpu else "cpu"
     transforming, multiplying, moved, calls = _RATES[kind]
     if scheme.elementwise:
         multiplying /= 8
     thin = min(1.0, windows / 8) * min(1.0, g.C / g.G / 8) * min(1.0, g.K / g.G / 8) if not scheme.elementwise else 1.0
     busy = transforms / (transforming * rate) + products / (multiplying * max(thin, 1 / 64) * rate)
-    return busy + (moved * passes + problem.bytes) / bandwidth + calls * (rounds + 1) * LAUNCH[target.kind]
+    time = busy + (moved * passes + problem.bytes) / bandwidth + calls * (rounds + 1) * LAUNCH[target.kind]
+    if target.is_gpu:
+        return CAUTION * time
+    return time * (1.4 if len(scheme.axes) == 3 else 1.0)  # transforms along three axes walk through memory
 
 
+FRESH = 32 << 20  # bytes; memory for more comes anew from the system each time, page by page
+CAUTION = 2.0  # no GPU has been asked yet: to be chosen there it has to promise more than measured engines do
 # part of the vector rate in transforms and in products, passes over the spectra, launches a round
 _RATES = {"cpu": (0.2, 0.5, 8.0, 4), "gpu": (0.15, 0.35, 14.0, 12)}
