@@ -37,6 +37,7 @@ def rounds(request, monkeypatch):
 def test_images_in_rounds(engine, line, rounds):
     problem = Problem.parse(line + " on=cpu")
     engine = get(engine)
+    assert isinstance(engine, _fft.SpectralEngine)
     assert engine.reasons(problem) == []
     for config in engine.configs(problem):
         assert 0 < engine.scheme(problem, config).images < problem.items[0][1].shape[0]
