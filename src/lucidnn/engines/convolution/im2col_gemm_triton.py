@@ -32,7 +32,7 @@ from .._triton.launch import Launch, Program, Slice, TritonEngine
 from .._triton.pack import Filter, Pixels, pack
 from .._triton.split import add_parts
 from .._triton.unfold import finish_pixels, fold, unfold
-from . import _blas
+from ._blas import multiply, require_same_math, rounds_parts
 
 TYPES = ("f64", "f32", "f16", "bf16")
 MATRIX_BYTES = 256 << 20
@@ -58,7 +58,7 @@ class _Plan:
         item, wide = problem.items[0][1].itemsize, 8 if dtype == "f64" else 4
         bare = e.alpha == 1.0 and e.activation == "identity" and not {"bias", "z"} & set(problem.inputs)
         direct = direction == "fprop" and bare and g.y.dtype == dtype and _is_matrix(g.y)
-        direct = direct and not _blas.rounds_parts(problem, width // g.G, images * pixels * g.K)
+        direct = direct and not rounds_parts(problem, width // g.G, images * pixels * g.K)
         blocks = -(-g.N // images)
         pieces = {"columns": images * pixels * width * (wide if direction == "dgrad" else item)}
         if direction != "wgrad" and not _is_matrix(g.w):
@@ -151,7 +151,7 @@ class Im2colGemmTriton(TritonEngine):
     def refusals(self, problem: Problem) -> list[str]:
         refusals = Refusals()
         refusals.require_tensors(problem.items, TYPES, elements=True)
-        _blas.require_same_math(refusals, problem)
+        require_same_math(refusals, problem)
         if not refusals:
             g = Geometry.of(problem)
             elements = math.prod(g.out_size) * g.C * math.prod(g.filter)
@@ -237,6 +237,4 @@ def _turned(matrix: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def _product(a: Callable, b: Callable, out: Callable) -> Callable[..., None]:
-    return lambda tensors, workspace: _blas.multiply(
-        a(tensors, workspace), b(tensors, workspace), out(tensors, workspace)
-    )
+    return lambda tensors, workspace: multiply(a(tensors, workspace), b(tensors, workspace), out(tensors, workspace))

@@ -23,7 +23,7 @@ from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
-from . import _blas
+from ._blas import multiply, require_same_math, rounds_parts
 
 TYPES = ("f64", "f32", "f16", "bf16")
 
@@ -58,7 +58,7 @@ class PatchGemm(Engine):
         if z := problem.tensors.get("z"):
             out = problem[problem.outputs[0]]
             r.require(z.strides == out.strides, f"z that lies as {problem.outputs[0]} does", str(z))
-        _blas.require_same_math(r, problem)
+        require_same_math(r, problem)
         return r
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
@@ -127,14 +127,14 @@ class PatchGemm(Engine):
             third = t[added].as_strided(third_size, third_step) if beta else None
             if v.precise:
                 product = piece("product", torch.float32).view(*a.shape[:-1], b.shape[-1])
-                _blas.multiply(a, b, product)
+                multiply(a, b, product)
                 if e.alpha != 1.0:
                     product.mul_(e.alpha)
                 if third is not None:
                     product.add_(third, alpha=beta)
                 out.copy_(product.view(out.shape))
             elif third is None and e.alpha == 1.0:
-                _blas.multiply(a, b, out)
+                multiply(a, b, out)
             else:
                 add = torch.baddbmm if a.ndim == 3 else torch.addmm
                 add(out if third is None else third, a, b, beta=beta, alpha=e.alpha, out=out)
@@ -179,7 +179,7 @@ class _Layout:
             self.flat = tuple(zip(*joined, depth))
         out = problem[problem.outputs[0]]
         long = {"conv_fprop": self.depth, "conv_dgrad": g.K, "conv_wgrad": self.rows}[direction]
-        self.precise = _blas.rounds_parts(problem, long, out.numel)
+        self.precise = rounds_parts(problem, long, out.numel)
         item, patches = g.x.itemsize, self.rows * self.depth
         pieces, self.copied = {}, 0
         if self.flat is None and not (direction == "conv_dgrad" and self.precise):
