@@ -24,6 +24,7 @@ NOTES = {
     "tf32": "may round float32 operands to TF32",
     "fft": "transforms to the frequency domain; error grows with the whole image",
     "winograd": "transforms tiles; larger error for large tiles",
+    "spreads": "a NaN or infinity may reach results that do not depend on it",
     "reduced_precision": "accumulates or stores intermediates in less than float32",
     "nondeterministic": "two runs may differ in the last bits",
     "runtime_compilation": "compiles on first use; cached on disk",

@@ -281,7 +281,7 @@ class SpectralEngine(Engine):
 
     operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
     targets = ("cpu", "cuda", "hip")
-    notes = frozenset({"fft", "runtime_compilation"})
+    notes = frozenset({"fft", "runtime_compilation", "spreads"})
 
     @abc.abstractmethod
     def scheme(self, problem: Problem, config: Config) -> Scheme:

@@ -260,7 +260,7 @@ class DepthwiseWgrad(Engine):
     name = "conv.depthwise_wgrad"
     operations = ("conv_wgrad",)
     targets = ("cpu",)
-    notes = frozenset({"runtime_compilation"})
+    notes = frozenset({"runtime_compilation", "spreads"})
 
     def refusals(self, problem):
         r = Refusals()

@@ -63,7 +63,7 @@ class GroupedPacked(TritonEngine):
 
     name = "conv.grouped_packed"
     operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
-    notes = frozenset({"tensor_core", "tf32", "runtime_compilation"})
+    notes = frozenset({"tensor_core", "tf32", "runtime_compilation", "spreads"})
 
     def refusals(self, problem: Problem) -> list[str]:
         refusals = Refusals()

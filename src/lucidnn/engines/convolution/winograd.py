@@ -404,7 +404,7 @@ class Winograd(Engine):
     name = "conv.winograd"
     operations = ("conv_fprop", "conv_dgrad")
     targets = ("cpu",)
-    notes = frozenset({"winograd", "runtime_compilation"})
+    notes = frozenset({"winograd", "runtime_compilation", "spreads"})
 
     def refusals(self, problem):
         r = Refusals()

@@ -36,7 +36,7 @@ class WinogradGemmTriton(TritonEngine):
 
     name = "conv.winograd_gemm_triton"
     operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
-    notes = frozenset({"winograd", "tensor_core", "tf32", "runtime_compilation"})
+    notes = frozenset({"winograd", "tensor_core", "tf32", "runtime_compilation", "spreads"})
 
     def refusals(self, problem: Problem) -> list[str]:
         r = require(problem)

@@ -106,7 +106,7 @@ class WinogradTriton(TritonEngine):
 
     name = "conv.winograd_triton"
     operations = ("conv_fprop", "conv_dgrad")
-    notes = frozenset({"winograd", "runtime_compilation"})
+    notes = frozenset({"winograd", "runtime_compilation", "spreads"})
 
     def refusals(self, problem: Problem) -> list[str]:
         r = require(problem)

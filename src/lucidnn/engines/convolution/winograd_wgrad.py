@@ -278,7 +278,7 @@ class WinogradWgrad(Engine):
     name = "conv.winograd_wgrad"
     operations = ("conv_wgrad",)
     targets = ("cpu",)
-    notes = frozenset({"winograd", "runtime_compilation"})
+    notes = frozenset({"winograd", "runtime_compilation", "spreads"})
 
     def refusals(self, problem):
         r = Refusals()
