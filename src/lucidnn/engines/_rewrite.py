@@ -70,8 +70,8 @@ class Rewrite:
 
     @property
     def arithmetic(self) -> str:
-        """The type of sums."""
-        return "f64" if "f64" in (self.source.tensor.dtype, self.target.tensor.dtype) else "f32"
+        """The type of sums. Whole ones have 32 bits once an int32 bias is added, more than float32 holds."""
+        return "f64" if {"f64", "i32"} & {self.source.tensor.dtype, self.target.tensor.dtype} else "f32"
 
     def lists(self, axis: int) -> list[list[int]]:
         """For each position of the result along an axis, the positions of the source that it sums, in order.

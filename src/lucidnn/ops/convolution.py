@@ -166,8 +166,10 @@ class Convolution(Operation):
                 )
             # the points of x that the padding repeats must be there
             most = {"reflect": x.shape[2 + axis] - 1, "circular": x.shape[2 + axis]}.get(self.padding_mode)
-            if most is not None and max(self.padding[axis]) > most:
-                accepted = f"at most {most} along {name} in mode {self.padding_mode}, where {self.x_role}={x}"
+            if self.padding_mode == "replicate" and not x.shape[2 + axis]:
+                most = 0
+            if most is not None and max(self.padding[axis]) > max(most, 0):
+                accepted = f"at most {max(most, 0)} along {name} in mode {self.padding_mode}, where {self.x_role}={x}"
                 raise InvalidArgument("padding", list(self.padding[axis]), accepted)
         expected = (x.shape[0], w.shape[0], *sizes)
         if y.shape != expected:
@@ -211,8 +213,9 @@ class Convolution(Operation):
     def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
         import torch
 
-        if tensors[role].dtype in ("i8", "i32"):
-            return torch.randint(-128, 128, shape, generator=generator)
+        if tensors[role].dtype in ("i8", "i32"):  # a bias of 32 bits has more of them than float32 holds
+            limit = 128 if tensors[role].dtype == "i8" else 2**30
+            return torch.randint(-limit, limit, shape, generator=generator)
         values = super().sample(role, tensors, shape, generator)
         # A factor, never near zero: results keep their size, which is what errors are measured against.
         return 0.5 + values.abs() if role == "scale" else values

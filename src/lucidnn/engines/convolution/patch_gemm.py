@@ -53,6 +53,9 @@ class PatchGemm(Engine):
         r.require(problem.epilogue.activation == "identity", "no activation", problem.epilogue.activation)
         r.require(not {"bias", "z"} <= inputs, "bias or z, not both", "both")
         r.require("z" not in inputs or problem.op.name != "conv_dgrad", "no z for the data gradient", "z")
+        # There the bias is added to what the product has rounded.
+        wide = problem.op.name != "conv_dgrad" or kinds[0] in ("f32", "f64")
+        r.require("bias" not in inputs or wide, "no bias for the data gradient of 16-bit types", kinds[0])
         for role, t in problem.items:
             r.require(role in ("x", "dx", "bias") or bool(_layout(t)), f"a dense {role}", str(t))
         if z := problem.tensors.get("z"):
@@ -88,9 +91,15 @@ class PatchGemm(Engine):
         if "z" in order:
             added, beta = order.index("z"), e.beta
             third_size, third_step = (y_size, y_step) if direction == "conv_fprop" else (w_size, (v.depth, 1))
-        elif "bias" in order:
+        elif "bias" in order and direction == "conv_fprop":
             stride = problem["bias"].strides[0]
             added, beta, third_size, third_step = order.index("bias"), 1.0, y_size, (0,) * (len(y_size) - 1) + (stride,)
+        # The data gradient's bias, one a channel of dx, joins when the patches are put in their places.
+        shift = order.index("bias") if "bias" in order and direction == "conv_dgrad" else None
+        steps = [0] * len(x_size)
+        if shift is not None:
+            steps[v.channel_axis] = problem["bias"].strides[0]
+            across = (0, problem["bias"].strides[0], *[0] * (g.x.ndim - 2))
         uncovered = [
             (axis + 2, n * f, size - n * f)
             for axis, (n, f, size) in enumerate(zip(g.y.shape[2:], g.w.shape[2:], g.x.shape[2:]))
@@ -139,10 +148,17 @@ class PatchGemm(Engine):
                 add = torch.baddbmm if a.ndim == 3 else torch.addmm
                 add(out if third is None else third, a, b, beta=beta, alpha=e.alpha, out=out)
             if direction == "conv_dgrad":
-                if out is not spread and flat is None:
+                apart = out is not spread and flat is None
+                if shift is not None:
+                    torch.add(rows.view(x_size) if apart else spread, t[shift].as_strided(x_size, steps), out=spread)
+                elif apart:
                     spread.copy_(rows.view(x_size))
                 for axis, start, length in uncovered:
-                    t[x_at].narrow(axis, start, length).zero_()
+                    rest = t[x_at].narrow(axis, start, length)
+                    if shift is None:
+                        rest.zero_()
+                    else:
+                        rest.copy_(t[shift].as_strided(rest.shape, across))
 
         return run
 
@@ -172,6 +188,7 @@ class _Layout:
         if _layout(g.w) == "last":
             columns = [*columns[1:], columns[0]]
         self.x_size, self.x_step = zip((n, x_n), *zip(g.out_size, down), *columns)
+        self.channel_axis = 7 if _layout(g.w) == "last" else 4
         images, rows, depth = [(n, x_n)], list(zip(g.out_size, down)), _joined(columns)
         joined = [_joined(images), _joined(rows)] if stacked else [_joined(images + rows)]
         self.flat = None

@@ -46,6 +46,8 @@ class PointwiseGemm(Engine):
         r.require(g.G == 1, "groups = 1", g.G)
         r.require(problem.epilogue.activation == "identity", "no activation", problem.epilogue.activation)
         r.require(not {"bias", "z"} <= set(problem.inputs), "bias or z, not both", "both")
+        spread = whole and problem.op.name == "conv_dgrad" and math.prod(g.filter) > 1
+        r.require("bias" not in problem.inputs or not spread, "no bias that several points of dx share", "one")
         layouts = {_layout(t) for role, t in problem.items if role != "bias"} - {"either"}
         r.require(len(layouts) <= 1 and "strided" not in layouts, "dense tensors in one layout",
                   ", ".join(f"{role} {t.layout}" for role, t in problem.items if role != "bias"))  # fmt: skip
@@ -90,7 +92,8 @@ class PointwiseGemm(Engine):
         if "z" in order:
             added, beta = order.index("z"), e.beta
         elif "bias" in order:
-            added, beta, tx = order.index("bias"), 1.0, (0, 1, 0) if by_image else (0, 1)
+            step = problem["bias"].strides[0]
+            added, beta, tx = order.index("bias"), 1.0, (0, step, 0) if by_image else (0, step)
         multiply_add = torch.baddbmm if by_image else torch.addmm
 
         def run_added(t: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
