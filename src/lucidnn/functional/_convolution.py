@@ -102,7 +102,8 @@ def _through_epilogue(needs, plain, tensors, attributes, outputs, grad, dtype):
         grad = pointwise_bwd(grad, source, 1.0, activation, parameter)
     before = grad
     if scale is not None:
-        before = grad * scale.to(grad.dtype).reshape(1, -1, *[1] * (grad.ndim - 2))
+        # In the wider of the two types: it is rounded once, below.
+        before = grad * scale.reshape(1, -1, *[1] * (grad.ndim - 2))
 
     def rest():
         db = conv_bgrad(grad).to(bias.dtype) if needs[2] else None

@@ -13,6 +13,7 @@ library, so that a second backward works by the same means.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class Op:
         saves_output: Callable[..., bool] = lambda args: False,
     ):
         self.name = schema.partition("(")[0]
+        self.names = re.findall(r"Tensor\??(?:\(\w+!?\))? (\w+)", schema)
         self.tensors, self.kernel, self.backward, self.saves_output = tensors, kernel, backward, saves_output
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
@@ -104,6 +106,9 @@ class Op:
     def __call__(self, *args: Any) -> Any:
         tensors = args[: self.tensors]
         if not unseen(tensors):
+            for name, t in zip(self.names, tensors, strict=False):
+                if t is not None and not isinstance(t, torch.Tensor):
+                    raise InvalidArgument(name, type(t).__name__, "a torch tensor")
             return self.overload(*args)
         if torch.is_grad_enabled():
             for t in tensors:
@@ -134,6 +139,10 @@ class Differentiable(torch.autograd.Function):
         args = (*tensors, *attributes)
         result = function(*args)
         outputs = result if isinstance(result, tuple) else (result,)
+        if not outputs[0].is_floating_point():
+            name = next(n for n, needed in zip(op.names, ctx.needs_input_grad[3:], strict=False) if needed)
+            accepted = f"one that does not: a result of {outputs[0].dtype} has no gradient"
+            raise InvalidArgument(name, "a tensor that requires a gradient", accepted)
         ctx.op, ctx.attributes, ctx.settings = op, attributes, settings.current()
         kept = outputs if op.saves_output(args) else ()
         ctx.save_for_backward(*tensors, *kept)

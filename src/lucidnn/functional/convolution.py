@@ -5,6 +5,7 @@ transposed forms, and `linear`.
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -74,13 +75,34 @@ def _checked(ndim: int, input: Any, weight: Any, filters: str) -> bool:
     return input.ndim == ndim + 2
 
 
+def _number(value: Any, name: str) -> float:
+    # A tensor is no number here: its value could change under the memo that remembers what was written out.
+    if not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
+        raise InvalidArgument(name, type(value).__name__, "a number")
+    return float(value)
+
+
+def _kinds(groups: Any, dtype: Any, engine: Any) -> None:
+    """An error where one of these is of a kind that has no meaning."""
+    if not isinstance(groups, (int, torch.SymInt)):
+        raise InvalidArgument("groups", repr(groups), "a whole number >= 1")
+    if not isinstance(dtype, (torch.dtype, type(None))):
+        raise InvalidArgument("dtype", repr(dtype), "a torch.dtype")
+    if not isinstance(engine, (str, type(None))):
+        raise InvalidArgument("engine", repr(engine), "the name of one")
+
+
+def _as_batch(z: Any) -> Any:
+    return z.unsqueeze(0) if isinstance(z, torch.Tensor) else z
+
+
 def _epilogue(activation: Any, parameter: Any, alpha: float, beta: Any, z: Any, dtype: Any, engine: Any) -> tuple:
     """The operator's epilogue arguments, defaults written out."""
     name = activation or "identity"
     if parameter is None:
         parameter = (ACTIVATIONS[name].parameter if name in ACTIVATIONS else None) or 0.0
-    factor = (0.0 if z is None else 1.0) if beta is None else float(beta)
-    return float(alpha), factor, name, float(parameter), dtype, engine
+    factor = (0.0 if z is None else 1.0) if beta is None else _number(beta, "beta")
+    return _number(alpha, "alpha"), factor, name, _number(parameter, "parameter"), dtype, engine
 
 
 def _convolution(
@@ -89,7 +111,7 @@ def _convolution(
 ):  # fmt: skip
     if not _checked(ndim, input, weight, "filters, channels / groups"):
         options = {"padding_mode": padding_mode, "flip": flip, "activation": activation, "parameter": parameter}
-        options |= {"alpha": alpha, "beta": beta, "z": None if z is None else z.unsqueeze(0), "scale": scale}
+        options |= {"alpha": alpha, "beta": beta, "z": _as_batch(z), "scale": scale}
         options |= {"dtype": dtype, "engine": engine}
         batched = (input.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
         return _convolution(ndim, *batched, **options).squeeze(0)
@@ -122,6 +144,7 @@ def _write_out(
     engine, filter_size, size,
 ) -> tuple:  # fmt: skip
     """The operator's attributes from the caller's short forms."""
+    _kinds(groups, dtype, engine)
     stride, dilation = tuple_of(stride, ndim, "stride"), tuple_of(dilation, ndim, "dilation")
     pads = _padding(padding, ndim, stride, dilation, filter_size, size)
     z = None if without_z else True
@@ -234,18 +257,22 @@ def _transposed(
     activation=None, parameter=None, alpha=1.0, beta=None, z=None, scale=None, dtype=None, engine=None,
 ):  # fmt: skip
     batched = _checked(ndim, input, weight, "input channels, output channels / groups")
+    _kinds(groups, dtype, engine)
     if padding_mode != "zeros":
         raise InvalidArgument("padding_mode", repr(padding_mode), "'zeros' where the convolution is transposed")
     if isinstance(padding, str):
         accepted = "a number, one a spatial axis, or (before, after) pairs"
         raise InvalidArgument("padding", repr(padding), f"{accepted} where the convolution is transposed")
     if not batched:
-        input, z = input.unsqueeze(0), None if z is None else z.unsqueeze(0)
+        input, z = input.unsqueeze(0), _as_batch(z)
     device = input.device.type
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         lower = torch.get_autocast_dtype(device)
         input, weight, bias = (_cast(t, lower) for t in (input, weight, bias))
     stride, dilation = tuple_of(stride, ndim, "stride"), tuple_of(dilation, ndim, "dilation")
+    for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
+        if min(values) < 1:
+            raise InvalidArgument(name, list(values) if len(values) > 1 else values[0], "numbers >= 1")
     pads = list(_padding(padding, ndim, stride, dilation, weight.shape[2:], input.shape[2:]))
     more = tuple_of(output_padding, ndim, "output_padding")
     sizes, rows = [], []
@@ -365,7 +392,9 @@ def linear(input, weight, bias=None, *, engine=None):
     for name, t, least in (("input", input, 1), ("weight", weight, 2)):
         if not isinstance(t, torch.Tensor) or t.ndim < least or (name == "weight" and t.ndim != 2):
             found = list(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__
-            raise InvalidArgument(name, found, "(..., features in) and (out, in)")
-    flat = input.reshape(-1, input.shape[-1]) if input.ndim != 2 else input
+            raise InvalidArgument(name, found, "(..., features in)" if name == "input" else "(out, features in)")
+    if input.shape[-1] != weight.shape[1]:
+        raise InvalidArgument("weight", list(weight.shape), f"(out, {input.shape[-1]}): input has so many features")
+    flat = input.reshape(math.prod(input.shape[:-1]), input.shape[-1]) if input.ndim != 2 else input
     y = _convolution(1, flat.unsqueeze(2), weight.unsqueeze(2), bias, 1, 0, 1, 1, engine=engine).squeeze(2)
     return y if input.ndim == 2 else y.reshape(*input.shape[:-1], weight.shape[0])
