@@ -101,6 +101,9 @@ def _convolutions(p: Problem, op: Convolution) -> Iterator[Problem]:
     ndim = x.ndim - 2
     if not op.flip:
         yield from _made(p, op=dataclasses.replace(op, flip=True))
+    if set(op.dilation) == {1}:  # wider, with as much more padding
+        pads = tuple((a + (r - 1) // 2, b + r // 2) for (a, b), r in zip(op.padding, w.shape[2:], strict=True))
+        yield from _made(p, op=dataclasses.replace(op, dilation=(2,) * ndim, padding=pads))
     yield from _made(p, tensors={**dict(p.items), op.x_role: _resized(x, (0, *x.shape[1:]))})
     for size in (1, 3):
         yield from _made(p, tensors={**dict(p.items), op.w_role: _resized(w, (*w.shape[:2], *(size,) * ndim))})

@@ -330,7 +330,7 @@ def terms_needed(points: int) -> float:
 
     Examples
     --------
-    >>> terms_needed(64), terms_needed(2**20)
+    >>> round(terms_needed(64), 2), round(terms_needed(2**20), 2)
     (3.84, 12.8)
     """
     return (1.6 / 2.0) ** 2 * math.log2(max(points, 2))
