@@ -57,3 +57,12 @@ def test_the_kinds_are_what_they_say():
     sizes = values["wide range"].abs()
     assert float(sizes.max()) > 500 and float(sizes.min()) < 1e-4
     assert int((~torch.isfinite(values["NaN and inf"])).sum()) == 3
+
+
+def test_an_engine_built_on_another_has_its_errors(tmp_path):
+    path = tmp_path / "rows.json"
+    line = "conv_fprop x=f32[1,16,12,12] w=f32[16,16,3,3] padding=1 padding_mode=circular"
+    ask(line, "--engine", "conv.rewritten", "--configs", "--json", str(path))
+    rows = [row for row in json.loads(path.read_text())["rows"] if row["engine"]]
+    classes = {row["name"].partition("engine=")[2].split()[0].strip(","): row["error_class"] for row in rows}
+    assert classes["conv.winograd"] == "transforms tiles" and classes["conv.direct"] == "rounded sums of products"

@@ -113,6 +113,15 @@ def test_find_where_there_is_nothing_to_time(cli, engines):
     assert answer.exit_code == 0 and "nothing to time: toy.reference takes it" in answer.output
 
 
+def test_find_says_so_where_times_cannot_be_kept(cli, engines, tmp_path, quick):
+    engines(Fake("toy.one"), Fake("toy.two"))
+    file = tmp_path / "taken"
+    file.write_text("a file where the directory would be")
+    answer = cli("find", LINE, cache_dir=file)
+    assert answer.exit_code == 0 and answer.output.splitlines()[-1].startswith("not kept: ")
+    assert "kept in " in cli("find", LINE).output.splitlines()[-1]
+
+
 def test_rows_travel_as_text(cli, engines, tmp_path, quick):
     engines(Fake("toy.one", configs=[{"tile": 4}, {"tile": 8}]), Fake("toy.two"))
     cli("find", LINE)

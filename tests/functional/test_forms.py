@@ -211,6 +211,13 @@ def test_whole_results_have_no_gradient():
     assert b.grad is not None and abs(float(b.grad) - 1.0) < 1e-3
 
 
+def test_autocast_lowers_no_bias_beside_whole_numbers():
+    i8, b = torch.ones(1, 2, 3, 3, dtype=torch.int8), torch.full((1,), 0.3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert abs(F.conv2d(i8, i8, b, dtype=torch.float32).item() - 18.3) < 1e-5
+        assert F.conv2d(i8.float(), i8.float(), b).dtype == torch.bfloat16
+
+
 def test_int8_sums_meet_their_bias_exactly():
     i8 = torch.ones(1, 1, 1, 1, dtype=torch.int8)
     for bias in (2**30 + 1, -(2**31), 2**31 - 2, 2**24 + 1):

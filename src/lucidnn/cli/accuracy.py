@@ -35,10 +35,13 @@ class Accuracy:
     fault: str = ""
 
 
-def error_class(engine: Any, problem: Any) -> str:
-    """What an engine's errors come from, in a few words."""
+def error_class(engine: Any, problem: Any, config: Mapping[str, Any]) -> str:
+    """What an engine's errors come from, in a few words. Where it is built on another, that one's notes count too."""
+    from ..core import registry
+
+    notes = engine.notes | (registry.get(config["engine"]).notes if "engine" in config else frozenset())
     for note, words in CLASSES.items():
-        if note in engine.notes and (note != "tf32" or problem.math == "tf32"):
+        if note in notes and (note != "tf32" or problem.math == "tf32"):
             return words
     return "rounded sums of products"
 
@@ -95,7 +98,7 @@ def measure(problem: Any, device: Any, names: tuple[str, ...], configs: bool, se
                 return outputs
 
             named = c.engine.name + (f" ({settings_text(dict(config))})" if configs and config else "")
-            yield row(c.engine.name, named, error_class(c.engine, problem), run)
+            yield row(c.engine.name, named, error_class(c.engine, problem, config), run)
 
 
 def _peer_results(problem: Any, rival: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def command(ctx: click.Context, line: tuple[str, ...], file: str | None, device:
     from .problems import problems_here
     from .terminal import say, show_table
 
-    faults = 0
+    faults, found = 0, []
     problems = problems_here(line, file, device)
     for problem, where in problems:
         say(str(problem), style="bold")
@@ -33,10 +33,14 @@ def command(ctx: click.Context, line: tuple[str, ...], file: str | None, device:
             told = plan.explain(problem, device=where)
             say(f"nothing to time: {told.choice.candidate.engine.name if told.choice else 'no engine'} takes it")
             continue
+        found += rows
         faults += sum(row.status != "ok" for row in rows)
         show_table(("engine", ">median", ">workspace", "outcome", "configuration"), [_cells(row) for row in rows])
     plan.forget()
-    say(f"kept in {Store(settings.current().directory()).path}")
+    store = Store(settings.current().directory())
+    stored = store.rows()
+    # A store that cannot be written has been warned of, and is no error.
+    say(f"kept in {store.path}" if all(row in stored for row in found) else f"not kept: {store.path} cannot be written")
     ctx.exit(1 if faults else 0)
 
 

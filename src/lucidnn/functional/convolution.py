@@ -118,7 +118,9 @@ def _convolution(
     device = input.device.type
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         lower = torch.get_autocast_dtype(device)
-        input, weight, bias = (_cast(t, lower) for t in (input, weight, bias))
+        # A bias beside whole numbers is of float32, which is not to be lowered.
+        bias = _cast(bias, lower) if input.is_floating_point() else bias
+        input, weight = _cast(input, lower), _cast(weight, lower)
     given = (ndim, stride, padding, dilation, groups, padding_mode, flip, activation, parameter, alpha, beta,
              z is None, dtype, engine)  # fmt: skip
     attributes = None
@@ -224,6 +226,10 @@ def conv2d(
     The definition is in `lucidnn.ops.convolution`. Differentiable to any order with the activations that are
     piecewise linear, once with the others.
 
+    Engines with the note ``spreads`` (those that transform tiles or images among them, Winograd being chosen by default
+    where it is fastest) let a NaN or an infinity of the input reach results near it that do not depend on it; those
+    with ``winograd`` or ``fft`` also round more. ``lucidnn.using(exclude_notes=("spreads",))`` keeps them out.
+
     Examples
     --------
     >>> import torch
@@ -268,7 +274,9 @@ def _transposed(
     device = input.device.type
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         lower = torch.get_autocast_dtype(device)
-        input, weight, bias = (_cast(t, lower) for t in (input, weight, bias))
+        # A bias beside whole numbers is of float32, which is not to be lowered.
+        bias = _cast(bias, lower) if input.is_floating_point() else bias
+        input, weight = _cast(input, lower), _cast(weight, lower)
     stride, dilation = tuple_of(stride, ndim, "stride"), tuple_of(dilation, ndim, "dilation")
     for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
         if min(values) < 1:
