@@ -151,8 +151,8 @@ def disagreement(
     import torch
 
     # Only where there is a limit: clamping makes float32 of whole numbers, which cannot hold all of them.
-    limits = {role: LIMITS.get(problem[role].dtype) for role in problem.outputs}
-    expected = {role: t if limits[role] is None else t.clamp(*limits[role]) for role, t in expected.items()}
+    kinds = {role: problem[role].dtype for role in problem.outputs}
+    expected = {role: t.clamp(*LIMITS[kinds[role]]) if kinds[role] in LIMITS else t for role, t in expected.items()}
     errors = {role: relative_error(outputs[role], expected[role]) for role in problem.outputs}
     for role, error in errors.items():
         if problem[role].dtype in EXACT:

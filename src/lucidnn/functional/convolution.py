@@ -155,7 +155,7 @@ def _write_out(
 
 
 def conv1d(
-    input, weight, bias=None, stride=1, padding: Any = 0, dilation=1, groups=1, **options: Unpack[Options]
+    input, weight, bias=None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups=1, **options: Unpack[Options]
 ) -> torch.Tensor:
     """One-dimensional convolution of (N, C, W) with (K, C / groups, S); otherwise as `conv2d`.
 
@@ -169,7 +169,7 @@ def conv1d(
 
 
 def conv2d(
-    input, weight, bias=None, stride=1, padding: Any = 0, dilation=1, groups=1, **options: Unpack[Options]
+    input, weight, bias=None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups=1, **options: Unpack[Options]
 ) -> torch.Tensor:
     """Two-dimensional convolution (cross-correlation), with whatever follows it in the same kernel.
 
@@ -245,7 +245,7 @@ def conv2d(
 
 
 def conv3d(
-    input, weight, bias=None, stride=1, padding: Any = 0, dilation=1, groups=1, **options: Unpack[Options]
+    input, weight, bias=None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups=1, **options: Unpack[Options]
 ) -> torch.Tensor:
     """Three-dimensional convolution of (N, C, D, H, W) with (K, C / groups, T, R, S); otherwise as `conv2d`.
 
@@ -280,7 +280,7 @@ def _transposed(
     stride, dilation = tuple_of(stride, ndim, "stride"), tuple_of(dilation, ndim, "dilation")
     for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
         if min(values) < 1:
-            raise InvalidArgument(name, list(values) if len(values) > 1 else values[0], "numbers >= 1")
+            raise InvalidArgument(name, groups if name == "groups" else list(values), "numbers >= 1")
     pads = list(_padding(padding, ndim, stride, dilation, weight.shape[2:], input.shape[2:]))
     more = tuple_of(output_padding, ndim, "output_padding")
     sizes, rows = [], []
@@ -308,7 +308,7 @@ def _transposed(
 
 
 def conv_transpose1d(
-    input, weight, bias=None, stride=1, padding: Any = 0, output_padding=0, groups=1, dilation=1,
+    input, weight, bias=None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups=1, dilation: Any = 1,
     **options: Unpack[Options],
 ) -> torch.Tensor:  # fmt: skip
     """Transposed convolution of (N, C, W) with (C, K / groups, S); otherwise as `conv_transpose2d`.
@@ -323,7 +323,7 @@ def conv_transpose1d(
 
 
 def conv_transpose2d(
-    input, weight, bias=None, stride=1, padding: Any = 0, output_padding=0, groups=1, dilation=1,
+    input, weight, bias=None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups=1, dilation: Any = 1,
     **options: Unpack[Options],
 ) -> torch.Tensor:  # fmt: skip
     """Two-dimensional transposed convolution: the data gradient of the convolution with these attributes.
@@ -365,7 +365,7 @@ def conv_transpose2d(
 
 
 def conv_transpose3d(
-    input, weight, bias=None, stride=1, padding: Any = 0, output_padding=0, groups=1, dilation=1,
+    input, weight, bias=None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups=1, dilation: Any = 1,
     **options: Unpack[Options],
 ) -> torch.Tensor:  # fmt: skip
     """Transposed convolution of (N, C, D, H, W) with (C, K / groups, T, R, S); otherwise as `conv_transpose2d`.
