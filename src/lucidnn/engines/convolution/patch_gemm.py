@@ -69,15 +69,16 @@ class PatchGemm(Engine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         layout, g = _Layout(problem), Geometry.of(problem)
-        # Thin products starve the units; copies with five axes reach about half of the memory's rate, less on a CPU
-        # and least where they scatter.
+        # Thin products starve the units; copies with five axes reach about half of the rate on a GPU, where they
+        # hide behind the product of others. On a CPU they follow each other, and a copy that scatters is slowest.
         fill = min(g.K, 64) * min(layout.depth, 64) * min(layout.rows, 64) / 64**3
-        slow = 2 if problem.target.is_gpu else 16 if problem.op.name == "conv_dgrad" else 4
-        copied = slow * 2 * layout.copied
-        return roofline(
-            problem, bytes=problem.bytes + copied, compute_efficiency=0.8 * max(fill, 1 / 64),
-            launches=1 + (layout.copied > 0) + 3 * layout.precise,
-        )  # fmt: skip
+        efficiency, launches = 0.8 * max(fill, 1 / 64), 1 + (layout.copied > 0) + 3 * layout.precise
+        if problem.target.is_gpu:
+            traffic = problem.bytes + 4 * layout.copied
+            return roofline(problem, bytes=traffic, compute_efficiency=efficiency, launches=launches)
+        slow = 16 if problem.op.name == "conv_dgrad" else 4
+        copies = roofline(problem, flops=0.0, bytes=2 * slow * layout.copied, launches=0)
+        return copies + roofline(problem, compute_efficiency=efficiency, launches=launches)
 
     def build(self, problem: Problem, config: Config) -> Run:
         v, g, e = _Layout(problem), Geometry.of(problem), problem.epilogue
