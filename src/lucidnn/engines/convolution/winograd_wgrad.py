@@ -47,6 +47,7 @@ from .._numba.winograd import (
 
 TILE_BYTES = 1 << 20  # transformed tiles of x of a block
 LEAST, MOST = 48, 128  # tiles of a block: all sums are read and written for each
+CACHED = 8 << 20  # bytes of sums from which on that takes longer than reading more tiles again
 SLAB_BYTES = 192 << 10
 COPIES = 96 << 20  # bytes that the parts' sums may take together before parts share pixels instead
 # Operations that it costs to make an element of a tile of x or dy, to add to a sum, to transform and write that.
@@ -197,9 +198,13 @@ class _Plan:
         self.width = lane if vectors == 1 or (vectors % 2 and vectors < 8) else 2 * lane
         self.panels = -(-self.filters // self.width)
         self.pitch = -(-self.channels // lane) * lane
+        # Rows a multiple of 1 KB apart share few sets of the first-level cache.
+        self.pitch += lane if self.pitch * self.itemsize % 1024 == 0 else 0
         self.tiles_h, self.tiles_w = -(-g.out_size[1] // m_h), -(-g.out_size[2] // m_w)
         self.lines = g.N * g.out_size[0] * self.tiles_h
-        most = min(max(LEAST, TILE_BYTES // (self.points * self.pitch * self.itemsize)), MOST)
+        sums = self.points * self.channels * self.panels * self.width * self.groups * self.itemsize
+        least = LEAST if sums <= CACHED else MOST
+        most = min(max(least, TILE_BYTES // (self.points * self.pitch * self.itemsize)), MOST)
         self.columns = even_parts(self.tiles_w, most)
         self.column_parts = -(-self.tiles_w // self.columns)
         self.block_lines = even_parts(self.lines, max(most // self.columns, 1))
