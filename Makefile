@@ -1,7 +1,8 @@
 # The project's commands. Every target sets up what it needs in .venv the first time and nothing the second time.
 #
 #   make demo      train the small network on lucidnn's convolutions; ARGS="--epochs 1 --device cpu" goes to the command
-#   make test      the test suite, then the Triton kernels in Triton's interpreter; ARGS="-k conv -x" goes to pytest
+#   make test      the test suite, then the Triton kernels in Triton's interpreter, in WORKERS=2 processes;
+#                  ARGS="-k conv -x" goes to pytest
 #   make lint      ruff, pyright, import contracts
 #   make gpu       the GPU test suite, in WORKERS=8 processes since most of it is compilation
 #   make bench     the benchmarks, into benchmarks/results
@@ -84,9 +85,9 @@ demo: $(call READY,demo)
 
 test: $(call READY,test)
 	@echo "== The suite"
-	@$(PY) -m pytest $(ARGS) $(MAY_BE_NONE)
+	@$(PY) -m pytest -n $(or $(WORKERS),2) $(ARGS) $(MAY_BE_NONE)
 	@echo "== Triton kernels in Triton's interpreter"
-	@TRITON_INTERPRET=1 $(PY) -m pytest tests/interpreter $(ARGS) $(MAY_BE_NONE)
+	@TRITON_INTERPRET=1 $(PY) -m pytest -n $(or $(WORKERS),2) tests/interpreter $(ARGS) $(MAY_BE_NONE)
 
 lint: $(call READY,lint)
 	@$(PY) -m ruff check .
