@@ -223,13 +223,17 @@ def import_table(rows: Sequence[Row]) -> str:
     return table(("machine", "import", ">time", "heavy packages loaded"), lines) + environments(own)
 
 
+SHOWN = ("step", "conv", "models", "host")  # suites in the summary
+
+
 def summary_table(rows: Sequence[Row]) -> str:
     """The main figures of every device: steps, kernels by kind, the host's share."""
     lines = []
     for device, group in by_device(rows).items():
-        lines += [(device, *cells) for cells in (*_step_lines(group), *_kernel_lines(group), *_host_lines(group))]
+        parts = (_step_lines(group), _kernel_lines(group), _model_lines(group), _host_lines(group))
+        lines += [(device, *cells) for part in parts for cells in part]
     columns = ("device", "measured", ">lucidnn", ">framework", ">ratio")
-    return table(columns, lines) + environments(_of(rows, "step") + _of(rows, "conv") + _of(rows, "host"))
+    return table(columns, lines) + environments(row for suite in SHOWN for row in _of(rows, suite))
 
 
 def _step_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -263,6 +267,18 @@ def _kernel_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             what = f"`{operation}` {dtype}, {count} problem{'s' * (count > 1)}, {how}"
             missing = f", {count - len(ratios)} without result" if len(ratios) < count else ""
             lines.append((what + missing, "", "", f"{mean_ratio(ratios):.2f}{spread}"))
+    return lines
+
+
+def _model_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Geometric means over the layers of known models, by direction; the summary's own rows have no class."""
+    own = [row for row in _of(rows, "models") if row.get("class") and row.get("ratio")]
+    lines = []
+    for operation, dtype in dict.fromkeys(_kind(row | {"problem": row["name"]}) for row in own):
+        ratios = [r["ratio"] for r in own if _kind(r | {"problem": r["name"]}) == (operation, dtype)]
+        slow = sum(ratio < 0.7 for ratio in ratios)
+        what = f"`{operation}` {dtype}, {len(ratios)} layers of known models" + (f", {slow} below 0.7" if slow else "")
+        lines.append((what, "", "", f"{mean_ratio(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"))
     return lines
 
 
