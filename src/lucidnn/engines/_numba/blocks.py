@@ -119,12 +119,14 @@ class Axis:
 
     @classmethod
     def forward(cls, size, points, taps, stride, pad, dilation, every: bool = False) -> Axis:
-        """Taps that meet nothing but padding, for every output, are left out unless `every` tap is wanted."""
-        found = [
-            (r, r * dilation)
-            for r in range(taps)
-            if every or any(0 <= q * stride + r * dilation - pad < size for q in range(points))
-        ]
+        """Taps that meet nothing but padding, for every output, are left out unless `every` tap is wanted.
+
+        Only before the first and after the last that meets something: where strides pass over a small image such a tap
+        may lie between two others, and kernels count on taps that lie evenly.
+        """
+        met = [r for r in range(taps) if any(0 <= q * stride + r * dilation - pad < size for q in range(points))]
+        kept = range(taps) if every else range(met[0], met[-1] + 1) if met else ()
+        found = [(r, r * dilation) for r in kept]
         return cls(size, stride, pad, 1, ((0, points, tuple(found)),))
 
     @classmethod
