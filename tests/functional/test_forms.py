@@ -10,6 +10,8 @@ import torch.nn.functional as T
 
 from lucidnn import functional as F
 from lucidnn.core.errors import InvalidArgument, NotSupported
+from lucidnn.core.plan import select
+from lucidnn.core.problem import Problem
 
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 CONV = (F.conv1d, F.conv2d, F.conv3d)
@@ -237,3 +239,9 @@ def test_an_engine_asked_for_by_name_gives_all_its_reasons():
         F.conv2d(rand(1, 3, 5, 5), rand(4, 3, 3, 3), stride=2, activation="relu", engine="conv.pointwise_gemm")
     reasons = caught.value.refusals["conv.pointwise_gemm"]
     assert len(reasons) >= 3 and any("one point" in r for r in reasons) and any("activation" in r for r in reasons)
+
+
+def test_a_plan_of_nothing_records_no_gradient():
+    plan = select(Problem.parse("conv_fprop x=f32[1,0,6,6] w=f32[4,0,3,3] bias=f32[4]"))
+    y = plan(torch.zeros(1, 0, 6, 6), torch.zeros(4, 0, 3, 3), torch.ones(4, requires_grad=True))
+    assert not y.requires_grad and y.unique().item() == 1.0

@@ -40,7 +40,7 @@ class ConvEmpty(Engine):
             if plain and problem.epilogue.activation == "identity":
                 pack[out].zero_()
                 return
-            inputs = {role: pack[role].double() for role in ("z", "bias") if role in pack}
+            inputs = {role: pack[role].detach().double() for role in ("z", "bias") if role in pack}
             zero = torch.zeros(pack[out].shape, dtype=torch.float64, device=pack[out].device)
             store(pack[out], finish(problem, zero, inputs))
 
