@@ -8,8 +8,8 @@ result, epilogue included. In between runs whichever engine is best for the plai
 the others' names and configurations, so that cost model, timing and tuned rows choose among them as they do elsewhere.
 
 Cost: the inner engine's, and each rewritten tensor read and written once more. Workspace: the copies and the inner
-engine's own. Limits: the inner engines'; on a GPU at most 1,024 int8 products a sum. The inner engine's notes hold here,
-and settings that keep a note or an engine out keep it out of the inside, too.
+engine's own. Limits: the inner engines'; on a GPU at most 1,024 int8 products a sum. The inner engine's notes hold
+here, and settings that keep a note or an engine out keep it out of the inside, too.
 """
 
 from __future__ import annotations
