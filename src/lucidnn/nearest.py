@@ -61,7 +61,7 @@ def nearest(problem: Problem, engine: Engine) -> Problem | None:
 
 def hint(problem: Problem, engine: Engine) -> str:
     """The nearest problem in words that follow on "does not take ..."; '' where there is none to name."""
-    if problem.target.kind not in engine.targets:
+    if problem.target.kind not in engine.targets or not engine.reasons(problem):  # a setting keeps it out, perhaps
         return ""
     found = nearest(problem, engine)
     return f"; the nearest that it takes: {found}" if found else ""

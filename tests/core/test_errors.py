@@ -83,7 +83,7 @@ BAD_CALLS = {
     "pool padding": (lambda: F.max_pool2d(X, 2, padding=2), "padding: found [2, 2]; accepted: numbers from 0 to half"),
     "pool rank": (lambda: F.max_pool2d(torch.zeros(4), 2), "input: found shape [4]; accepted: 4 axes"),
     "relu": (lambda: F.relu(torch.zeros(3, dtype=torch.int32)), "x: found i32[3]; accepted: a floating-point type"),
-    "linear": (lambda: F.linear(torch.zeros(3, 4), torch.zeros(5, 6)), "w: found f32[5,6,1]@ncw; accepted: 4 channels"),
+    "linear": (lambda: F.linear(torch.zeros(3, 4), torch.zeros(5, 6)), "weight: found [5, 6]; accepted: (out, 4)"),
 }
 
 

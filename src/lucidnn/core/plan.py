@@ -19,7 +19,7 @@ from .descriptor import DTYPES, TensorDescriptor
 from .engine import Config, Engine
 from .errors import EngineFailure, InvalidArgument, NotSupported
 from .problem import Problem
-from .settings import Settings, current, log
+from .settings import Settings, current, log, using
 from .store import Row
 
 MEMO_LIMIT = 8192  # plans kept under one memo
@@ -138,24 +138,25 @@ def observe() -> Iterator[list[Plan]]:
 
 def offers(problem: Problem, engine: Engine, settings: Settings) -> list[Candidate]:
     """What an engine has for a problem: a candidate for every configuration, cheapest first, or one that refuses."""
-    unwanted = {*settings.exclude_notes, *["nondeterministic"] * settings.deterministic} & engine.notes
-    refusals: list[str] = []
-    if problem.target.kind not in engine.targets:
-        refusals = [f"needs a target of kind {' or '.join(engine.targets)}, found {problem.target}"]
-    elif not settings.allows(engine.name):
-        refusals = ["disabled by the setting disable_engines"]
-    elif unwanted:
-        refusals = [f"has the excluded note {', '.join(sorted(unwanted))}"]
-    if refusals := refusals or engine.reasons(problem):
-        return [Candidate(engine, tuple(refusals))]
-    sized = [(config, engine.workspace_size(problem, config)) for config in engine.configs(problem)]
-    limit = settings.workspace_limit
-    fitting = [(c, size) for c, size in sized if limit is None or size <= limit]
-    if not fitting:
-        least = min(size for _, size in sized)
-        return [Candidate(engine, (f"needs a workspace of {least} bytes, found a limit of {limit}",))]
-    found = [Candidate(engine, (), config, size, engine.cost(problem, config)) for config, size in fitting]
-    return sorted(found, key=lambda c: c.cost)
+    with using(settings):  # an engine that has others inside it chooses by them, too
+        unwanted = {*settings.exclude_notes, *["nondeterministic"] * settings.deterministic} & engine.notes
+        refusals: list[str] = []
+        if problem.target.kind not in engine.targets:
+            refusals = [f"needs a target of kind {' or '.join(engine.targets)}, found {problem.target}"]
+        elif not settings.allows(engine.name):
+            refusals = ["disabled by the setting disable_engines"]
+        elif unwanted:
+            refusals = [f"has the excluded note {', '.join(sorted(unwanted))}"]
+        if refusals := refusals or engine.reasons(problem):
+            return [Candidate(engine, tuple(refusals))]
+        sized = [(config, engine.workspace_size(problem, config)) for config in engine.configs(problem)]
+        limit = settings.workspace_limit
+        fitting = [(c, size) for c, size in sized if limit is None or size <= limit]
+        if not fitting:
+            least = min(size for _, size in sized)
+            return [Candidate(engine, (f"needs a workspace of {least} bytes, found a limit of {limit}",))]
+        found = [Candidate(engine, (), config, size, engine.cost(problem, config)) for config, size in fitting]
+        return sorted(found, key=lambda c: c.cost)
 
 
 def candidates(problem: Problem, settings: Settings | None = None) -> list[Candidate]:

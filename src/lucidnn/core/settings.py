@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import fnmatch
+import importlib
 import logging
 import os
 import pathlib
@@ -71,11 +72,7 @@ class Settings:
 
     def directory(self) -> pathlib.Path:
         """Cache directory (not created here)."""
-        if self.cache_dir is not None:
-            return self.cache_dir
-        import platformdirs
-
-        return pathlib.Path(platformdirs.user_cache_dir("lucidnn"))
+        return self.cache_dir or pathlib.Path(importlib.import_module("platformdirs").user_cache_dir("lucidnn"))
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:

@@ -154,7 +154,7 @@ class DilatedPhases(Engine):
     name = "conv.dilated_phases"
     operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
     targets = ("cpu",)
-    notes = frozenset({"winograd", "spreads", "runtime_compilation"})
+    notes = frozenset({"runtime_compilation"})
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
