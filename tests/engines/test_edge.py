@@ -3,8 +3,9 @@
 `lucidnn.testing.verify` fills outputs and workspace with NaN, puts guard bands around everything, compares with the
 float64 reference, and runs twice. A test's name is the engine, the number of its configuration, and the problem line.
 
-On a CPU every configuration runs. On a GPU a variant is a second of compilation, so each line runs the engine's first
-configuration and one other, a different one from line to line; all are compiled before the first test, in parallel.
+Each line runs the engine's first configuration and one other, a different one from line to line; on a CPU the remaining
+ones belong to the longer profile (``pytest -m slow``). On a GPU a variant is a second of compilation: all are compiled
+before the first test, in parallel.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ def cases(kind: str) -> list:
             if problem.op.name not in engine.operations or engine.reasons(problem):
                 continue
             configs = len(engine.configs(problem))
-            every = range(configs) if kind == "cpu" else {0, number % configs}
-            found += [pytest.param(engine, i, problem, id=f"{engine.name}#{i} {short(problem)}") for i in sorted(every)]
+            first = {0, number % configs}
+            for i in range(configs) if kind == "cpu" else sorted(first):
+                marks = [] if i in first else [pytest.mark.slow]
+                found.append(pytest.param(engine, i, problem, id=f"{engine.name}#{i} {short(problem)}", marks=marks))
     return found
 
 
