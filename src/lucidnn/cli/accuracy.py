@@ -102,23 +102,13 @@ def measure(problem: Any, device: Any, names: tuple[str, ...], configs: bool, se
 
 
 def _peer_results(problem: Any, rival: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
+    from .. import testing
 
     # Some of the framework's calls write into what they are given, or read the shape of an output.
     tensors = {role: t.clone() for role, t in inputs.items()}
     device = next(iter(inputs.values())).device
-    for role in problem.outputs:
-        t = problem[role]
-        tensors[role] = torch.empty_strided(t.shape, t.strides, dtype=_dtype(t.dtype), device=device)
+    tensors |= {role: testing.empty(problem[role], device) for role in problem.outputs}
     return rival.results(rival.prepare(tensors)())
-
-
-def _dtype(short: str) -> Any:
-    import torch
-
-    from ..core.descriptor import DTYPES
-
-    return getattr(torch, DTYPES[short][0])
 
 
 def _finite_error(out: Any, ref: Any) -> float:

@@ -24,16 +24,13 @@ from typing import Any
 
 import torch
 
-from ...core import plan, registry
 from ...core.descriptor import DTYPES, TensorDescriptor
-from ...core.engine import Config, Engine, Refusals, Run
+from ...core.engine import Config, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from ...core.settings import current
+from .._inner import ALIGN, OuterEngine
 
-ALIGN = 64
 TYPES = ("f64", "f32", "f16", "bf16")
-CONFIGS = 3  # of each inner engine
 MOST_PHASES = 256  # of a filter gradient: with 576 it took 306 ms where others took 230
 UNFIT = frozenset({"reference", "nondeterministic", "fft"})
 
@@ -137,18 +134,7 @@ def _plan(problem: Problem) -> _Plan:
     return _Plan(inner, images, sum(i.bytes for i in images.values()))
 
 
-@functools.lru_cache(maxsize=256)
-def _offers(problem: Problem, settings: Any) -> tuple[plan.Candidate, ...]:
-    """What the other engines have for the dense problem, cheapest first."""
-    inner = _plan(problem).inner
-    found = []
-    for engine in registry.for_operation(inner.op.name):
-        if not isinstance(engine, DilatedPhases) and not UNFIT & engine.notes:
-            found += [c for c in plan.offers(inner, engine, settings)[:CONFIGS] if not c.refusals]
-    return tuple(sorted(found, key=lambda c: c.cost))
-
-
-class DilatedPhases(Engine):
+class DilatedPhases(OuterEngine):
     """Any direction of a dilated convolution, through whichever engine takes the dense one."""
 
     name = "conv.dilated_phases"
@@ -166,16 +152,17 @@ class DilatedPhases(Engine):
         if problem.op.name == "conv_wgrad":  # whose sums are written and read again for every block of phases
             phases = math.prod(op.dilation)
             r.require(phases <= MOST_PHASES, f"at most {MOST_PHASES} phases for a filter gradient", phases)
-        if not r:
-            r.require(bool(_offers(problem, current())), f"an engine that takes {_plan(problem).inner}", "none")
+        self.require_inner(r, problem)
         return r
 
-    def configs(self, problem: Problem) -> list[Config]:
-        return [{"engine": c.engine.name, "config": dict(c.config)} for c in _offers(problem, current())]
+    def inner(self, problem: Problem) -> Problem:
+        return _plan(problem).inner
 
-    def workspace_size(self, problem: Problem, config: Config) -> int:
-        p = _plan(problem)
-        return p.workspace + registry.get(config["engine"]).workspace_size(p.inner, config["config"])
+    def own_workspace(self, problem: Problem) -> int:
+        return _plan(problem).workspace
+
+    def unfit(self, problem: Problem) -> frozenset[str]:
+        return UNFIT
 
     def cost(self, problem: Problem, config: Config) -> float:
         p = _plan(problem)
@@ -183,11 +170,11 @@ class DilatedPhases(Engine):
         moved = sum(2 * i.bytes / min(1, i.inner.shape[-1] / 16) for i in p.images.values())
         calls = sum(1 if i.whole else 1 + len(i.pairs) for i in p.images.values())
         copies = roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.3, launches=calls)
-        return copies + registry.get(config["engine"]).cost(p.inner, config["config"])
+        return copies + self.inner_cost(problem, config)
 
     def build(self, problem: Problem, config: Config) -> Run:
         p = _plan(problem)
-        inner = registry.get(config["engine"]).build(p.inner, config["config"])
+        inner = self.build_inner(problem, config)
         at, pieces = 0, {}
         for role, images in p.images.items():
             pieces[role] = (at, at + images.inner.nbytes)
@@ -206,15 +193,9 @@ class DilatedPhases(Engine):
                 operands.append(phases.as_strided(images.inner.shape, images.inner.strides))
                 if role not in outputs:
                     images.apart(tensor, operands[-1])
-            inner(tuple(operands), workspace[at:] if workspace.numel() > at else None)
+            inner(tuple(operands), workspace)
             for role in outputs & set(p.images):
                 index = roles.index(role)
                 p.images[role].together(operands[index], tensors[index])
 
         return run
-
-    def source(self) -> bytes:
-        """All engines' files: any of them may be inside."""
-        others = (e for name in self.operations for e in registry.for_operation(name) if e.name != self.name)
-        mine = super().source()
-        return mine + b"".join(dict.fromkeys(e.source() for e in others if e.name != "conv.rewritten"))

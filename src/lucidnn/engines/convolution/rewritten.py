@@ -19,21 +19,19 @@ import functools
 import math
 from typing import Any
 
-from ...core import plan, registry
 from ...core.descriptor import TensorDescriptor
-from ...core.engine import Config, Engine, Refusals, Run
+from ...core.engine import Config, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.operation import Epilogue
 from ...core.problem import Problem
-from ...core.settings import current
 from ...ops.convolution import Geometry
+from .._inner import ALIGN, OuterEngine
 from .._rewrite import FLOAT8, Place, Rewrite, rewriting
 
-ALIGN = 64
 EIGHT_BITS = ("i8", *FLOAT8)
 EXACT_TERMS = 2**24 // 128**2  # products of int8 that float32 sums exactly
+UNFIT = frozenset({"reference", "nondeterministic"})
 INEXACT = frozenset({"winograd", "fft", "reduced_precision"})
-CONFIGS = 3  # of each inner engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +43,6 @@ class _Plan:
     after: tuple[Rewrite, ...]
     places: tuple[Place, ...]  # of the inner problem's tensors
     workspace: int
-    whole: bool  # int8 sums, which have to be exact
 
 
 class _Builder:
@@ -103,7 +100,6 @@ def _plan(problem: Problem) -> _Plan:
     roles = {"x": op.x_role, "w": op.w_role, "y": op.y_role}  # type: ignore[attr-defined]
     types = {role: problem[role].dtype for role in roles.values()}
     convert = any(kind in EIGHT_BITS for kind in types.values())
-    whole = problem[op.inputs[0]].dtype == "i8"
     wide = "f64" if "f64" in types.values() or _deep(problem) else "f32"
     operands = "f16" if problem.target.is_gpu else wide
     padded, flipped = g.padding_mode != "zeros", g.flip
@@ -140,23 +136,10 @@ def _plan(problem: Problem) -> _Plan:
             back["adjoint"] = True
         build.result(places[out], **back)
     ordered = tuple(places[role] for role in inner.tensors)
-    return _Plan(inner, tuple(build.before), tuple(build.after), ordered, build.workspace, whole)
+    return _Plan(inner, tuple(build.before), tuple(build.after), ordered, build.workspace)
 
 
-@functools.lru_cache(maxsize=256)
-def _offers(problem: Problem, settings: Any) -> tuple[plan.Candidate, ...]:
-    """What the other engines have for the plain problem, cheapest first."""
-    p = _plan(problem)
-    found = []
-    for engine in registry.for_operation(p.inner.op.name):
-        unfit = {"reference", "nondeterministic"} | (INEXACT if p.whole else frozenset())
-        if isinstance(engine, Rewritten) or unfit & engine.notes:
-            continue
-        found += [c for c in plan.offers(p.inner, engine, settings)[:CONFIGS] if not c.refusals]
-    return tuple(sorted(found, key=lambda c: c.cost))
-
-
-class Rewritten(Engine):
+class Rewritten(OuterEngine):
     """Any direction of a convolution with rare parts, through whichever engine takes the rest."""
 
     name = "conv.rewritten"
@@ -172,17 +155,18 @@ class Rewritten(Engine):
         r.require(bool(problem.rare) or eight, "a padding mode, a flipped filter, a scale or an 8-bit type", "none")
         exact = not (problem.target.is_gpu and _deep(problem))
         r.require(exact, f"at most {EXACT_TERMS} int8 products a sum", math.prod(Geometry.of(problem).w.shape[1:]))
-        if not r:
-            found = _offers(problem, current())
-            r.require(bool(found), f"an engine that takes {_plan(problem).inner}", "none")
+        self.require_inner(r, problem)
         return r
 
-    def configs(self, problem: Problem) -> list[Config]:
-        return [{"engine": c.engine.name, "config": dict(c.config)} for c in _offers(problem, current())]
+    def inner(self, problem: Problem) -> Problem:
+        return _plan(problem).inner
 
-    def workspace_size(self, problem: Problem, config: Config) -> int:
-        p = _plan(problem)
-        return p.workspace + registry.get(config["engine"]).workspace_size(p.inner, config["config"])
+    def own_workspace(self, problem: Problem) -> int:
+        return _plan(problem).workspace
+
+    def unfit(self, problem: Problem) -> frozenset[str]:
+        whole = problem.items[0][1].dtype == "i8"  # sums that have to be exact
+        return UNFIT | INEXACT if whole else UNFIT
 
     def cost(self, problem: Problem, config: Config) -> float:
         p = _plan(problem)
@@ -190,24 +174,19 @@ class Rewritten(Engine):
         moved = roofline(
             problem, flops=0.0, bytes=sum(c.bytes for c in copies), memory_efficiency=0.3, launches=len(copies)
         )
-        return moved + registry.get(config["engine"]).cost(p.inner, config["config"])
+        return moved + self.inner_cost(problem, config)
 
     def build(self, problem: Problem, config: Config) -> Run:
         p = _plan(problem)
-        inner = registry.get(config["engine"]).build(p.inner, config["config"])
+        inner = self.build_inner(problem, config)
         before, after = rewriting(problem, p.before), rewriting(problem, p.after)
-        roles, start = tuple(problem.tensors), p.workspace
+        roles = tuple(problem.tensors)
 
         def run(tensors: tuple[Any, ...], workspace: Any) -> None:
             before(tensors, workspace)
             named = dict(zip(roles, tensors, strict=True))
             operands = tuple(place.view(named, workspace) for place in p.places)
-            inner(operands, None if workspace is None or workspace.numel() == start else workspace[start:])
+            inner(operands, workspace)
             after(tensors, workspace)
 
         return run
-
-    def source(self) -> bytes:
-        """All engines' files: any of them may be inside."""
-        others = (e for name in self.operations for e in registry.for_operation(name) if e is not self)
-        return super().source() + b"".join(dict.fromkeys(e.source() for e in others))
