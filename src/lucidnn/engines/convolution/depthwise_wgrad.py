@@ -25,6 +25,7 @@ from ...core.engine import Engine, Refusals
 from ...core.heuristics import roofline
 from ...ops.convolution import Geometry, five_strides
 from .. import _numba as nb
+from .._cpu_convolution import summing
 from .._numba import planes, rows
 from .._numba.blocks import ALIGN, TYPES, Axis, aligned
 from .._numba.jit import kernel
@@ -282,26 +283,4 @@ class DepthwiseWgrad(Engine):
 
     def build(self, problem, config):
         plan = _plan(problem)
-        like, acc, out = (nb.token(t) for t in (problem["x"].dtype, plan.acc, problem["dw"].dtype))
-        has_z = "z" in problem.tensors
-        z_like = nb.token(problem["z"].dtype) if has_z else out
-        table, scalars, processors, threads = plan.table, plan.scalars, plan.processors, nb.threads
-        table_at, scalars_at = table.data_ptr(), scalars.data_ptr()
-
-        def run(tensors, workspace, keep=(table, scalars)):
-            _filter_gradient(
-                table_at,
-                scalars_at,
-                tensors[0].data_ptr(),
-                tensors[1].data_ptr(),
-                tensors[2].data_ptr() if has_z else 0,
-                tensors[-1].data_ptr(),
-                workspace.data_ptr(),
-                min(threads(), processors),
-                like,
-                acc,
-                z_like,
-                out,
-            )
-
-        return run
+        return summing(problem, _filter_gradient, plan.table, plan.scalars, plan.acc, plan.processors)

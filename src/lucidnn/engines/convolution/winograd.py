@@ -36,6 +36,7 @@ import torch
 from ...core.engine import Engine, Refusals
 from ...ops.convolution import Geometry
 from .. import _numba as nb
+from .._cpu_convolution import convolving
 from .._numba.blocks import ALIGN, TYPES, aligned, even_parts
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
@@ -451,32 +452,4 @@ class Winograd(Engine):
 
     def build(self, problem, config):
         plan = _plan(problem, config["tile"])
-        roles = problem.inputs
-        like, acc = nb.token(problem[roles[0]].dtype), nb.token(plan.acc)
-        out = nb.token(problem[problem.outputs[0]].dtype)
-        bias_like = nb.token(problem["bias"].dtype) if "bias" in roles else acc
-        bias_at = roles.index("bias") if "bias" in roles else None
-        z_at = roles.index("z") if "z" in roles else None
-        z_like = nb.token(problem["z"].dtype) if "z" in roles else out
-        table, scalars, processors, threads = plan.table, plan.scalars, plan.processors, nb.threads
-        table_at, scalars_at = table.data_ptr(), scalars.data_ptr()
-
-        def run(tensors, workspace, keep=(table, scalars)):
-            _convolve(
-                table_at,
-                scalars_at,
-                tensors[0].data_ptr(),
-                tensors[1].data_ptr(),
-                0 if bias_at is None else tensors[bias_at].data_ptr(),
-                0 if z_at is None else tensors[z_at].data_ptr(),
-                tensors[-1].data_ptr(),
-                workspace.data_ptr(),
-                min(threads(), processors),
-                like,
-                bias_like,
-                acc,
-                z_like,
-                out,
-            )
-
-        return run
+        return convolving(problem, _convolve, plan.table, plan.scalars, plan.acc, plan.processors)

@@ -27,6 +27,7 @@ import torch
 from ...core.engine import Engine, Refusals
 from ...ops.convolution import Geometry
 from .. import _numba as nb
+from .._cpu_convolution import summing
 from .._numba.blocks import ALIGN, TYPES, aligned, even_parts
 from .._numba.jit import kernel
 from .._numba.memory import cast, load, pointer, same_type, size_of, store
@@ -326,27 +327,4 @@ class WinogradWgrad(Engine):
 
     def build(self, problem, config):
         plan = _plan(problem, config["tile"])
-        like, acc, out = (nb.token(t) for t in (problem["x"].dtype, plan.acc, problem["dw"].dtype))
-        has_z = "z" in problem.tensors
-        z_like = nb.token(problem["z"].dtype) if has_z else out
-        table, scalars, threads = plan.table, plan.scalars, nb.threads
-        processors = plan.processors
-        table_at, scalars_at = table.data_ptr(), scalars.data_ptr()
-
-        def run(tensors, workspace, keep=(table, scalars)):
-            _filter_gradient(
-                table_at,
-                scalars_at,
-                tensors[0].data_ptr(),
-                tensors[1].data_ptr(),
-                tensors[2].data_ptr() if has_z else 0,
-                tensors[-1].data_ptr(),
-                workspace.data_ptr(),
-                min(threads(), processors),
-                like,
-                acc,
-                z_like,
-                out,
-            )
-
-        return run
+        return summing(problem, _filter_gradient, plan.table, plan.scalars, plan.acc, plan.processors)
