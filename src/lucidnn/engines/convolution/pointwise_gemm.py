@@ -20,6 +20,7 @@ from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
+from ._blas import require_same_math, rounds_parts
 
 
 class PointwiseGemm(Engine):
@@ -53,10 +54,7 @@ class PointwiseGemm(Engine):
                   ", ".join(f"{role} {t.layout}" for role, t in problem.items if role != "bias"))  # fmt: skip
         if problem.op.name == "conv_wgrad":
             r.require(whole or "first" not in layouts, "channels-last tensors or a single point", g.x.layout)
-        if problem.target.is_gpu and tensors[0].dtype == "f32":
-            # BLAS follows a flag of its own; asked for here so that the mode of the problem is kept.
-            allowed = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-            r.require(allowed == problem.math, f"the framework's matrix products in {problem.math} arithmetic", allowed)
+        require_same_math(r, problem)
         return r
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
@@ -138,8 +136,7 @@ def _long(problem: Problem, g: Geometry) -> bool:
     rows = g.N * math.prod(g.in_size)
     depth = {"conv_fprop": g.C, "conv_dgrad": g.K, "conv_wgrad": rows}[problem.op.name]
     out = problem[problem.outputs[0]]
-    few_tiles = out.numel <= 4 * 128 * 128 * problem.target.processors
-    return problem.target.is_gpu and out.dtype in ("f16", "bf16") and depth > 512 and few_tiles
+    return rounds_parts(problem, depth, out.numel)
 
 
 # (direction, image by image) -> left operand, transposed?, right operand, transposed?
