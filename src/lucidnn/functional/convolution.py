@@ -62,6 +62,17 @@ def _cast(t: Any, dtype: torch.dtype) -> Any:
     return t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)
 
 
+def _autocast(input: torch.Tensor, weight: torch.Tensor, bias: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """The tensors in the type that autocast asks for, where it is on."""
+    device = input.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return input, weight, bias
+    lower = torch.get_autocast_dtype(device)
+    # A bias beside whole numbers is of float32, which is not to be lowered.
+    bias = _cast(bias, lower) if input.is_floating_point() else bias
+    return _cast(input, lower), _cast(weight, lower), bias
+
+
 def _checked(ndim: int, input: Any, weight: Any, filters: str) -> bool:
     """Whether there is a batch axis; an error where the tensors have no such form."""
     for name, t in (("input", input), ("weight", weight)):
@@ -109,18 +120,10 @@ def _convolution(
     ndim, input, weight, bias, stride, padding, dilation, groups, *, padding_mode="zeros", flip=False, activation=None,
     parameter=None, alpha=1.0, beta=None, z=None, scale=None, dtype=None, engine=None,
 ):  # fmt: skip
-    if not _checked(ndim, input, weight, "filters, channels / groups"):
-        options = {"padding_mode": padding_mode, "flip": flip, "activation": activation, "parameter": parameter}
-        options |= {"alpha": alpha, "beta": beta, "z": _as_batch(z), "scale": scale}
-        options |= {"dtype": dtype, "engine": engine}
-        batched = (input.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
-        return _convolution(ndim, *batched, **options).squeeze(0)
-    device = input.device.type
-    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-        lower = torch.get_autocast_dtype(device)
-        # A bias beside whole numbers is of float32, which is not to be lowered.
-        bias = _cast(bias, lower) if input.is_floating_point() else bias
-        input, weight = _cast(input, lower), _cast(weight, lower)
+    batched = _checked(ndim, input, weight, "filters, channels / groups")
+    if not batched:
+        input, z = input.unsqueeze(0), _as_batch(z)
+    input, weight, bias = _autocast(input, weight, bias)
     given = (ndim, stride, padding, dilation, groups, padding_mode, flip, activation, parameter, alpha, beta,
              z is None, dtype, engine)  # fmt: skip
     attributes = None
@@ -135,7 +138,8 @@ def _convolution(
                 remember(_written_out, given, attributes)
     if attributes is None:
         attributes = _write_out(*given, weight.shape[2:], input.shape[2:])
-    return conv_fprop(input, weight, bias, z, scale, *attributes)
+    y = conv_fprop(input, weight, bias, z, scale, *attributes)
+    return y if batched else y.squeeze(0)
 
 
 _written_out: dict[Any, tuple] = {}
@@ -271,12 +275,7 @@ def _transposed(
         raise InvalidArgument("padding", repr(padding), f"{accepted} where the convolution is transposed")
     if not batched:
         input, z = input.unsqueeze(0), _as_batch(z)
-    device = input.device.type
-    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-        lower = torch.get_autocast_dtype(device)
-        # A bias beside whole numbers is of float32, which is not to be lowered.
-        bias = _cast(bias, lower) if input.is_floating_point() else bias
-        input, weight = _cast(input, lower), _cast(weight, lower)
+    input, weight, bias = _autocast(input, weight, bias)
     stride, dilation = tuple_of(stride, ndim, "stride"), tuple_of(dilation, ndim, "dilation")
     for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
         if min(values) < 1:

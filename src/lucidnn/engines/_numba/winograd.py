@@ -20,10 +20,12 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from ...core.engine import Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .._winograd import Matrix, relative_error, transforms
+from .blocks import TYPES
 from .jit import separate
 from .memory import address, pointer, size_of
 from .microkernel import ADD, lanes, multiply_narrow, multiply_wide, rows_limit
@@ -55,6 +57,19 @@ def tile_sizes(g: Geometry) -> list[int]:
         if (down, across) in CASES or (across, down) in CASES:
             known.append(tile)
     return known
+
+
+def unsuited(problem: Problem, g: Geometry) -> Refusals:
+    """The reasons of shape and type why no tile serves."""
+    r = Refusals()
+    r.require_tensors(problem.items, TYPES, elements=True)
+    r.require(set(g.stride) == {1}, "stride = 1", list(problem.op.stride))  # type: ignore[attr-defined]
+    r.require(set(g.dilation) == {1}, "dilation = 1", list(problem.op.dilation))  # type: ignore[attr-defined]
+    flat = g.filter[0] == 1 and g.pad[0] == g.pad_after[0] == 0
+    r.require(flat, "a first of three axes without filter", g.filter)
+    sizes = "filters of 3 or 5 points along one or both axes, or 7 along one"
+    r.require(bool(tile_sizes(g)), sizes, g.filter[1:])
+    return r
 
 
 def fits(problem: Problem, g: Geometry, tile: int, terms: float) -> bool:

@@ -33,11 +33,11 @@ import math
 
 import torch
 
-from ...core.engine import Engine, Refusals
+from ...core.engine import Engine
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._cpu_convolution import convolving
-from .._numba.blocks import ALIGN, TYPES, aligned, even_parts
+from .._numba.blocks import ALIGN, aligned, even_parts
 from .._numba.jit import kernel, separate
 from .._numba.memory import cast, load, pointer, size_of
 from .._numba.microkernel import ADD, lanes
@@ -52,6 +52,7 @@ from .._numba.winograd import (
     sides,
     tile_sizes,
     transform_filters,
+    unsuited,
     weight,
 )
 
@@ -408,19 +409,11 @@ class Winograd(Engine):
     notes = frozenset({"winograd", "runtime_compilation", "spreads"})
 
     def refusals(self, problem):
-        r = Refusals()
-        r.require_tensors(problem.items, TYPES, elements=True)
         g = Geometry.of(problem)
-        r.require(set(g.stride) == {1}, "stride = 1", list(problem.op.stride))
-        r.require(set(g.dilation) == {1}, "dilation = 1", list(problem.op.dilation))
-        r.require(
-            g.filter[0] == 1 and g.pad[0] == g.pad_after[0] == 0, "a first of three axes without filter", g.filter
-        )
-        tiles = tile_sizes(g)
-        r.require(bool(tiles), "filters of 3 or 5 points along one or both axes, or 7 along one", g.filter[1:])
-        if tiles and not r:
+        r = unsuited(problem, g)
+        if not r:
             terms = self._terms(problem, g)
-            right = any(fits(problem, g, tile, terms) for tile in tiles)
+            right = any(fits(problem, g, tile, terms) for tile in tile_sizes(g))
             r.require(right, "a sum whose own error is above that of the transforms", f"{terms} channels")
         return r
 
