@@ -8,6 +8,7 @@ TRITON_INTERPRET when it is imported, so the kernels' interpreter tests are coll
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -35,6 +36,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # once, not in every xdist worker
         for rows in CACHE.glob("tuned-*"):
             rows.unlink()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """A kernel that faults breaks its process's GPU for good: end the worker there, or all its later tests fail too."""
+    report = yield
+    if report.failed and item.get_closest_marker("gpu"):
+        import torch  # not above: it must see the environment set there
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            found = f"\n{item.nodeid} left the GPU unusable: {error}\n{report.longreprtext}"
+            print(found, file=sys.__stderr__, flush=True)
+            if hasattr(item.config, "workerinput"):
+                os._exit(3)  # pytest-xdist names this test and starts another worker
+            pytest.exit("the GPU is unusable in this process")
+    return report
 
 
 def pytest_report_header() -> str:

@@ -33,7 +33,7 @@ def compile_one(task: Task) -> str:
 
 def compile_all(tasks: Iterable[Task], processes: int | None = None) -> list[str]:
     """Build all; gives what went wrong."""
-    count = processes or min(16, os.cpu_count() or 1)
+    count = processes or min(32, os.cpu_count() or 1)
     with no_gpu(), concurrent.futures.ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         return [fault for fault in pool.map(compile_one, sorted(tasks), chunksize=4) if fault]
 

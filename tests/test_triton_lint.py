@@ -84,6 +84,14 @@ def test_no_kernel_loses_a_loop_variable(path: Path) -> None:
         assert not suspects(kernel), kernel.name
 
 
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_device_functions_return_in_one_place(path: Path) -> None:
+    """Triton 3.6 holds all of a function's returns to one type, also those on roads that a constant closes."""
+    for kernel in kernels(ast.parse(path.read_text(encoding="utf-8"))):
+        returns = [node.lineno for node in ast.walk(kernel) if isinstance(node, ast.Return)]
+        assert len(returns) <= 1, f"{kernel.name} returns on lines {returns}"
+
+
 def test_kernels_are_found() -> None:
     names = [k.name for path in SOURCE.rglob("*.py") for k in kernels(ast.parse(path.read_text(encoding="utf-8")))]
     assert {"conv_gather", "conv_wgrad", "activate"} <= set(names)

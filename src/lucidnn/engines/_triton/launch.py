@@ -10,7 +10,8 @@ Three ways to run one and the same list:
 * compiled ahead of time for the problem's target through ``triton.compile`` (no GPU is asked for anything, so
   this also works where there is none), specialised as Triton's own just-in-time path would, only finer: the
   power of two up to 16 that divides an address or a number is made known (there: 16 or nothing), an integer 1
-  becomes a constant, integers beyond 32 bits are passed as 64-bit;
+  becomes a constant, integers beyond 32 bits are passed as 64-bit, and so is every ``..._stride`` of a kernel whose
+  constexpr ``WIDE`` is true;
 * started through the compiled kernel's own launcher: per call only the addresses are filled into a copied
   argument list. A kernel is loaded once for each device that calls it; several threads and stream capture are
   fine;
@@ -114,6 +115,7 @@ class Launch:
         signature: dict[str, str] = {}
         constants: dict[tuple[int, ...], Any] = {}
         attributes: dict[tuple[int, ...], list[list]] = {}
+        wide = self.constexprs.get("WIDE", False)
         for index, name in enumerate(self.kernel.arg_names):
             kind, divisor = "constexpr", 1
             if name in self.constexprs:
@@ -123,6 +125,8 @@ class Launch:
                 kind, divisor = specialise(value, problem.tensors)
                 if kind == "constexpr":
                     constants[(index,)] = None if isinstance(value, str) else value
+                elif kind == "i32" and wide and name.endswith("_stride"):
+                    kind = "i64"  # a step that fits times a small count that fits may not
             signature[name] = kind
             if divisor > 1:
                 attributes[(index,)] = [["tt.divisibility", divisor]]

@@ -21,35 +21,39 @@ def _position(i, term, size, before, total, MODE: tl.constexpr, ADJOINT: tl.cons
     `size` is the length of the axis without padding, `total` with it, `before` the padding in front.
     """
     if MODE == 0:  # as it is
-        return i, term == 0
-    if MODE == 1:  # turned around
-        return size - 1 - i, term == 0
-    if ADJOINT:
-        if MODE == 3:  # replicate: the first and the last point stand for all that lies outside
-            start = tl.where(i == 0, 0, before + i)
-            end = tl.where(i == size - 1, total, before + i + 1)
-            return start + term, start + term < end
+        place = i
+        there = term == 0
+    elif MODE == 1:  # turned around
+        place = size - 1 - i
+        there = term == 0
+    elif not ADJOINT:
+        place = i - before
+        there = term == 0
         if MODE == 2:  # reflect
+            place = tl.where(place < 0, -place, place)
+            place = tl.where(place >= size, 2 * (size - 1) - place, place)
+        elif MODE == 3:  # replicate
+            place = tl.minimum(tl.maximum(place, 0), size - 1)
+        else:  # circular
+            place = tl.where(place < 0, place + size, tl.where(place >= size, place - size, place))
+    elif MODE == 3:  # replicate: the first and the last point stand for all that lies outside
+        place = tl.where(i == 0, 0, before + i) + term
+        there = place < tl.where(i == size - 1, total, before + i + 1)
+    else:
+        if MODE == 2:
             left = before - i
             right = before + 2 * (size - 1) - i
             ok_left = (i >= 1) & (left >= 0)
             ok_right = (i <= size - 2) & (right < total)
-        else:  # circular
+        else:
             left = before + i - size
             right = before + i + size
             ok_left = left >= 0
             ok_right = right < total
         place = tl.where(term == 0, before + i, tl.where(term == 1, left, right))
-        return place, (term == 0) | ((term == 1) & ok_left) | ((term == 2) & ok_right)
-    j = i - before
-    if MODE == 2:
-        j = tl.where(j < 0, -j, j)
-        j = tl.where(j >= size, 2 * (size - 1) - j, j)
-    elif MODE == 3:
-        j = tl.minimum(tl.maximum(j, 0), size - 1)
-    else:
-        j = tl.where(j < 0, j + size, tl.where(j >= size, j - size, j))
-    return j, term == 0
+        there = (term == 0) | ((term == 1) & ok_left) | ((term == 2) & ok_right)
+    # of one shape on every road: `there` may be the same for all positions
+    return place, there & (i >= 0)
 
 
 @triton.jit
