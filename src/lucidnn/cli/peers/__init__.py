@@ -1,4 +1,4 @@
-"""The framework's own kernels by family of operations: a file here gives ``PEERS``, operation name to maker of a `Peer`.
+"""The framework's own kernels by family: a file here gives ``PEERS``, operation name to maker of a `Peer`.
 
 Dropping a file in is all; `lucidnn.cli.peer.peer` finds it.
 """
