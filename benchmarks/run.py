@@ -6,7 +6,7 @@
     python -m benchmarks.run --suite step,host --device cpu --threads 2
     python -m benchmarks.run --suite models --device cpu --threads 2 --quick --part 2/6 --out part2.jsonl
 
-The suite models, a thousand problems, runs only where it is named.
+The suites models, a thousand problems, and memory run only where they are named.
 
 A suite's results go to ``benchmarks/results/<suite>_<device>.jsonl``, replaced as a whole when the suite has ended; an
 interrupted run leaves the old file. Kernels are compiled before anything is timed. Timings found along the way are
@@ -33,7 +33,7 @@ from lucidnn.core.errors import InvalidArgument, LucidnnError
 
 RESULTS = Path(__file__).parent / "results"
 SUITES = ("import", "host", "step", "conv")
-MORE = ("models",)  # too long to run unasked
+MORE = ("models", "memory")  # too long to run unasked
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
