@@ -82,6 +82,8 @@ class Op:
         ``backward(needs, args, outputs, grads)`` gives a gradient (or None) for each of the leading tensors.
     saves_output : callable, optional
         ``saves_output(args)``: whether backward reads the output.
+    differentiable : int, optional
+        How many of the outputs, counted from the first, have a gradient; all of floating point if left out.
     """
 
     def __init__(
@@ -92,10 +94,12 @@ class Op:
         fake: Callable[..., Any],
         backward: Callable[..., Any],
         saves_output: Callable[..., bool] = lambda args: False,
+        differentiable: int | None = None,
     ):
         self.name = schema.partition("(")[0]
         self.names = re.findall(r"Tensor\??(?:\(\w+!?\))? (\w+)", schema)
         self.tensors, self.kernel, self.backward, self.saves_output = tensors, kernel, backward, saves_output
+        self.differentiable = differentiable
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
             library.impl(self.name, kernel, key)
@@ -147,14 +151,15 @@ class Differentiable(torch.autograd.Function):
         kept = outputs if op.saves_output(args) else ()
         ctx.save_for_backward(*tensors, *kept)
         if len(outputs) > 1:
-            ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+            fixed = outputs[op.differentiable :] if op.differentiable else ()
+            ctx.mark_non_differentiable(*fixed, *(t for t in outputs if not t.is_floating_point()))
         ctx.set_materialize_grads(False)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         op = ctx.op
-        if grads[0] is None:
+        if all(grad is None for grad in grads):
             return (None,) * (3 + op.tensors)
         saved = ctx.saved_tensors
         args, outputs = (*saved[: op.tensors], *ctx.attributes), saved[op.tensors :]
