@@ -10,10 +10,10 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from lucidnn import functional as F
-from lucidnn.core.errors import NotSupported
 from lucidnn.core.plan import observe
 from lucidnn.core.settings import using
 from lucidnn.functional._convolution import PLAIN
+from lucidnn.functional._second_derivatives import second_derivative
 
 
 def leaf(*shape, seed=0, channels_last=False):
@@ -75,13 +75,32 @@ def test_convolution_twice(name, channels_last):
     assert gradgradcheck(call, (x, w, b), fast_mode=True)
 
 
-@pytest.mark.parametrize("activation", ["elu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "mish"])
-def test_smooth_activations_once(activation):
-    x, w, b = leaf(1, 2, 4, 4), leaf(2, 2, 3, 3, seed=1), leaf(2, seed=2)
-    assert gradcheck(lambda *a: F.conv2d(*a, activation=activation), (x, w, b), fast_mode=True)
-    (dx,) = torch.autograd.grad(F.conv2d(x, w, b, activation=activation).sum(), x, create_graph=True)
-    with pytest.raises(NotSupported, match=f"the second derivative of {activation}; accepted: identity, relu"):
-        dx.sum().backward()
+SMOOTH = ["elu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "hardswish", "hardsigmoid", "mish"]
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_smooth_activations_twice(activation):
+    """Alone, with all that stands beside them, and fused behind a convolution."""
+    ops, p = torch.ops.lucidnn, 0.7 if activation == "elu" else 0.0
+    x, b, z, dy = leaf(2, 3, 4), leaf(3, seed=1), leaf(2, 3, 4, seed=2), leaf(2, 3, 4, seed=3)
+    for call, args in (
+        (lambda x, b, z: ops.pointwise_fwd(x, b, z, 2.0, 0.5, activation, p), (x, b, z)),
+        (lambda dy, x: ops.pointwise_bwd(dy, x, -1.5, activation, p), (dy, x)),
+        (lambda *a: F.conv2d(*a, activation=activation), (leaf(1, 2, 4, 4), leaf(2, 2, 3, 3, seed=1), leaf(2, seed=2))),
+    ):
+        assert gradcheck(call, args, fast_mode=True) and gradgradcheck(call, args, fast_mode=True)
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_second_derivatives_far_out_are_the_limits(activation):
+    x = torch.tensor([-torch.inf, -1e30, -90.0, 90.0, 1e30, torch.inf], dtype=torch.float32)
+    found = second_derivative(activation, 1.0, x)
+    assert found is None or float(found.abs().max()) < 1e-30
+    assert (
+        found is None
+        or activation == "hardswish"
+        or bool(second_derivative(activation, 1.0, x * torch.nan).isnan().all())
+    )
 
 
 def distinct(*shape):

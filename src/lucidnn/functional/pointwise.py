@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from ..core.errors import InvalidArgument, NotSupported
+from ..core.errors import InvalidArgument
 from ..core.operation import Epilogue
 from ..ops.pointwise import PointwiseBwd, PointwiseFwd
 from ._library import Described, Op, run
-
-PIECEWISE_LINEAR = ("identity", "relu", "clipped_relu", "leaky_relu")
+from ._second_derivatives import second_derivative
 
 
 def from_output_suffices(activation: str, parameter: float) -> bool:
@@ -51,10 +50,13 @@ def _fwd_backward(needs, args, outputs, grads):
 def _bwd_backward(needs, args, outputs, grads):
     dy, x, alpha, activation, parameter = args
     (ddx,) = grads
-    if needs[1] and activation not in PIECEWISE_LINEAR:
-        raise NotSupported(f"the second derivative of {activation}; accepted: {', '.join(PIECEWISE_LINEAR)}")
-    ddy = pointwise_bwd(ddx, x, alpha, activation, parameter) if needs[0] else None
-    return ddy, torch.zeros_like(x) if needs[1] else None
+    ddy = pointwise_bwd(ddx, x, alpha, activation, parameter).to(dy.dtype) if needs[0] else None
+    if not needs[1]:
+        return ddy, None
+    curvature = second_derivative(activation, parameter, x)
+    if curvature is None:
+        return ddy, torch.zeros_like(x)
+    return ddy, (curvature * (ddx if alpha == 1.0 else alpha * ddx) * dy).to(x.dtype)
 
 
 pointwise_fwd = Op(
