@@ -27,7 +27,7 @@ GUARD = 4096  # bytes before and after every buffer that must stay as they were;
 _POISON = 0xFF  # every float type reads these bytes as NaN
 
 # Unit roundoff of what an operand or result is rounded to.
-EXACT = ("u8", "i32", "i64")
+EXACT = ("u8", "i32", "i64", "bool")
 LIMITS = {"i8": (-128.0, 127.0), "f8e4m3": (-448.0, 448.0), "f8e5m2": (-57344.0, 57344.0)}  # results are cut off there
 _ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
 

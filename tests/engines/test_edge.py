@@ -104,7 +104,7 @@ def test_no_engine_goes_untested(engine, kind):
 @pytest.mark.parametrize("engine, kind", ENGINES, ids=[f"{e.name} {k}" for e, k in ENGINES])
 def test_answers_are_repeatable_plain_values(engine, kind):
     """The same question gets the same answer; knobs survive JSON, where tuned rows keep them; notes are known words."""
-    assert re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+", engine.name) and engine.notes <= NOTES.keys()
+    assert re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)+", engine.name) and engine.notes <= NOTES.keys()
     for problem in LINES[kind]:
         if problem.op.name in engine.operations and not engine.reasons(problem):
             configs = engine.configs(problem)
