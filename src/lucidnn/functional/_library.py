@@ -81,9 +81,11 @@ class Op:
     backward : callable
         ``backward(needs, args, outputs, grads)`` gives a gradient (or None) for each of the leading tensors.
     saves_output : callable, optional
-        ``saves_output(args)``: whether backward reads the output.
+        ``saves_output(args)``: whether backward reads the outputs, or which of them, as a tuple of their numbers.
     differentiable : int, optional
         How many of the outputs, counted from the first, have a gradient; all of floating point if left out.
+    unread : callable, optional
+        ``unread(args)``: numbers of the leading tensors that backward does not read; it finds None there.
     """
 
     def __init__(
@@ -93,13 +95,14 @@ class Op:
         kernel: Callable[..., Any],
         fake: Callable[..., Any],
         backward: Callable[..., Any],
-        saves_output: Callable[..., bool] = lambda args: False,
+        saves_output: Callable[..., bool | tuple[int, ...]] = lambda args: False,
         differentiable: int | None = None,
+        unread: Callable[..., tuple[int, ...]] = lambda args: (),
     ):
         self.name = schema.partition("(")[0]
         self.names = re.findall(r"Tensor\??(?:\(\w+!?\))? (\w+)", schema)
         self.tensors, self.kernel, self.backward, self.saves_output = tensors, kernel, backward, saves_output
-        self.differentiable = differentiable
+        self.differentiable, self.unread = differentiable, unread
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
             library.impl(self.name, kernel, key)
@@ -148,7 +151,10 @@ class Differentiable(torch.autograd.Function):
             accepted = f"one that does not: a result of {outputs[0].dtype} has no gradient"
             raise InvalidArgument(name, "a tensor that requires a gradient", accepted)
         ctx.op, ctx.attributes, ctx.settings = op, attributes, settings.current()
-        kept = outputs if op.saves_output(args) else ()
+        wanted = op.saves_output(args)
+        kept = tuple(outputs[i] for i in wanted) if isinstance(wanted, tuple) else outputs if wanted else ()
+        if unread := op.unread(args):
+            tensors = tuple(None if i in unread else t for i, t in enumerate(tensors))
         ctx.save_for_backward(*tensors, *kept)
         if len(outputs) > 1:
             fixed = outputs[op.differentiable :] if op.differentiable else ()
@@ -185,6 +191,7 @@ def run(
     tensors: Sequence[Any],
     attributes: tuple[Any, ...] = (),
     math: str | None = None,
+    into: tuple[Any, ...] = (),
 ) -> Any:
     """Launch the plan for a call, building it where this kind of call is new.
 
@@ -199,6 +206,9 @@ def run(
         The operator's other arguments: with the tensors' looks and the settings they decide the problem.
     math : str, optional
         The problem's math mode.
+    into : tuple of tensor
+        What the last outputs are written to; `describe` has said that they look as they do. Only the outputs before
+        them are made and returned.
     """
     looks: list[Any] = [describe, attributes, math, settings.current()]
     inputs = []
@@ -223,12 +233,24 @@ def run(
     try:
         plan = _plans.get(full)
     except TypeError:  # the dispatcher hands lists over; tuples can be a key
-        return run(describe, tensors, tuple(tuple(a) if isinstance(a, list) else a for a in attributes), math)
+        return run(describe, tensors, tuple(tuple(a) if isinstance(a, list) else a for a in attributes), math, into)
     if plan is None:
         op, given = describe(tensors, attributes)
         plan = _build(op, math, **given)
         planning.remember(_plans, full, plan)
-    return plan(*inputs)
+    return _filling(plan, inputs, into) if into else plan(*inputs)
+
+
+def _filling(plan: Callable[..., Any], inputs: Sequence[Any], into: tuple[Any, ...]) -> Any:
+    """Run a plan whose last outputs are there already; gives the others."""
+    if not isinstance(plan, planning.Plan):  # shapes only
+        made = plan(*inputs)[: -len(into)]
+    else:
+        device = inputs[0].device
+        wanted = plan._outputs[: -len(into)]
+        made = tuple(plan._allocate(shape, strides, dtype=d, device=device) for shape, strides, d in wanted)
+        plan.launch((*inputs, *made, *into), device)
+    return made[0] if len(made) == 1 else made
 
 
 def _build(
