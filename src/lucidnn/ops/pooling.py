@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
@@ -44,8 +44,8 @@ def pooled_size(size: int, window: int, stride: int, pads: tuple[int, int], dila
 
 
 @dataclasses.dataclass(frozen=True)
-class _MaxPool(Operation):
-    """Attributes that both directions share.
+class Pool(Operation):
+    """Attributes and rules that pooling operations with fixed windows share.
 
     Parameters
     ----------
@@ -57,8 +57,6 @@ class _MaxPool(Operation):
         Before and after; at most half the window.
     dilation : tuple of int
     ceil_mode : bool
-    index_type : {'i64', 'i32', 'u8', 'none'}
-        What is kept for the backward pass; see the module's text.
     """
 
     window: tuple[int, ...] = attribute(INTS, ())
@@ -66,37 +64,23 @@ class _MaxPool(Operation):
     padding: tuple[tuple[int, int], ...] = attribute(PADS, ())
     dilation: tuple[int, ...] = attribute(INTS, ())
     ceil_mode: bool = attribute(BOOL, False)
-    index_type: str = attribute(NAME, "i64")
 
     x_role: ClassVar[str]
     y_role: ClassVar[str]
 
     def resolved(self, tensors: Tensors) -> Operation:
-        first = tensors[self.inputs[0]]
-        ndim = first.ndim - 2
-        if ndim not in (1, 2, 3):
-            raise InvalidArgument(self.inputs[0], str(first), "3, 4 or 5 axes: batch, channels, 1 to 3 spatial")
+        ndim = spatial_axes(self.inputs[0], tensors)
         if not self.window:
             raise InvalidArgument("window", "nothing", f"1 or {ndim} sizes")
         values: dict[str, tuple] = {}
         for name, default in (("window", ()), ("stride", self.window), ("padding", ((0, 0),)), ("dilation", (1,))):
-            value = getattr(self, name) or default
-            value = value * ndim if len(value) == 1 else value
-            if len(value) != ndim:
-                raise InvalidArgument(name, list(value), f"1 or {ndim} values, one for each of {', '.join(AXES[ndim])}")
-            values[name] = value
+            values[name] = one_each(name, getattr(self, name) or default, ndim)
         for name in ("window", "stride", "dilation"):
             if min(values[name]) < 1:
                 raise InvalidArgument(name, list(values[name]), "numbers >= 1")
         for pads, window in zip(values["padding"], values["window"], strict=True):
             if min(pads) < 0 or max(pads) > window // 2:
                 raise InvalidArgument("padding", list(pads), f"numbers from 0 to half the window, {window // 2}")
-        if self.index_type not in INDEX_TYPES:
-            raise InvalidArgument("index_type", self.index_type, ", ".join(INDEX_TYPES))
-        if self.index_type == "u8" and math.prod(values["window"]) > 256:
-            raise InvalidArgument(
-                "index_type", "u8", f"i32 or i64 for a window of {math.prod(values['window'])} points"
-            )
         return dataclasses.replace(self, **values)
 
     def is_default(self, name: str) -> bool:
@@ -111,27 +95,92 @@ class _MaxPool(Operation):
         axes = zip(x.shape[2:], self.window, self.stride, self.padding, self.dilation, strict=True)
         return tuple(pooled_size(*axis, self.ceil_mode) for axis in axes)
 
+    def axes(self, tensors: Tensors) -> tuple[WindowAxis, ...]:
+        """The windows along each spatial axis."""
+        sizes, counts = tensors[self.x_role].shape[2:], tensors[self.y_role].shape[2:]
+        each = zip(sizes, counts, self.window, self.stride, self.padding, self.dilation, strict=True)
+        return tuple(WindowAxis(n, m, r, s, a, b, d) for n, m, r, s, (a, b), d in each)
+
+    def smallest_input(self, dy: TensorDescriptor) -> tuple[int, ...]:
+        """The smallest shape of x that leads to dy's; what a backward operation assumes where dx is not given."""
+        sizes = (
+            (q - 1) * s + d * (r - 1) + 1 - sum(p)
+            for q, r, s, d, p in zip(dy.shape[2:], self.window, self.stride, self.dilation, self.padding, strict=True)
+        )
+        return (*dy.shape[:2], *(max(n, 0) for n in sizes))
+
     def check(self, tensors: Tensors, epilogue: Epilogue) -> None:
         x, y = tensors[self.x_role], tensors[self.y_role]
-        for role in (self.x_role, self.y_role):
-            if tensors[role].dtype not in FLOATING:
-                raise InvalidArgument(role, str(tensors[role]), f"a floating-point type: {', '.join(FLOATING)}")
-        if x.dtype != y.dtype:
-            raise InvalidArgument(self.outputs[0], str(tensors[self.outputs[0]]), f"the type of {self.inputs[0]}")
+        check_types(self, tensors)
         sizes = self.output_sizes(x)
         if min(sizes) < 1:
             raise InvalidArgument(self.x_role, str(x), f"an input with room for the window {list(self.window)}")
         expected = (*x.shape[:2], *sizes)
         if y.shape != expected:
             raise InvalidArgument(self.y_role, str(y), f"shape {list(expected)}")
-        if index := tensors.get("index"):
-            if index.dtype != self.index_type or index.shape != expected:
-                raise InvalidArgument("index", str(index), f"{self.index_type} of shape {list(expected)}")
-        if self.index_type == "i32" and math.prod(x.shape[2:]) >= 2**31:
-            raise InvalidArgument("index_type", "i32", "i64 for 2^31 points and more")
 
     def flops(self, tensors: Tensors) -> float:
         return float(tensors[self.y_role].numel * math.prod(self.window))
+
+
+def spatial_axes(role: str, tensors: Tensors) -> int:
+    """How many spatial axes the tensor of this role has: 1, 2 or 3, or `InvalidArgument`."""
+    ndim = tensors[role].ndim - 2
+    if ndim not in (1, 2, 3):
+        raise InvalidArgument(role, str(tensors[role]), "3, 4 or 5 axes: batch, channels, 1 to 3 spatial")
+    return ndim
+
+
+def one_each(name: str, value: tuple, ndim: int) -> tuple:
+    """The values of an attribute, one for each spatial axis; a single one serves all."""
+    value = value * ndim if len(value) == 1 else value
+    if len(value) != ndim:
+        raise InvalidArgument(name, list(value), f"1 or {ndim} values, one for each of {', '.join(AXES[ndim])}")
+    return value
+
+
+def check_types(op: Operation, tensors: Tensors) -> None:
+    """All tensors but the index are of one floating-point type."""
+    first = tensors[op.inputs[0]]
+    for role, t in tensors.items():
+        if role != "index":
+            if t.dtype not in FLOATING:
+                raise InvalidArgument(role, str(t), f"a floating-point type: {', '.join(FLOATING)}")
+            if t.dtype != first.dtype:
+                raise InvalidArgument(role, str(t), f"the type of {op.inputs[0]}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _MaxPool(Pool):
+    """What both directions of max pooling share.
+
+    Parameters
+    ----------
+    window, stride, padding, dilation, ceil_mode
+        As in `Pool`.
+    index_type : {'i64', 'i32', 'u8', 'none'}
+        What is kept for the backward pass; see the module's text.
+    """
+
+    index_type: str = attribute(NAME, "i64")
+
+    def resolved(self, tensors: Tensors) -> Operation:
+        op = super().resolved(tensors)
+        if self.index_type not in INDEX_TYPES:
+            raise InvalidArgument("index_type", self.index_type, ", ".join(INDEX_TYPES))
+        points = math.prod(op.window)  # type: ignore[attr-defined]
+        if self.index_type == "u8" and points > 256:
+            raise InvalidArgument("index_type", "u8", f"i32 or i64 for a window of {points} points")
+        return op
+
+    def check(self, tensors: Tensors, epilogue: Epilogue) -> None:
+        super().check(tensors, epilogue)
+        x, y = tensors[self.x_role], tensors[self.y_role]
+        if index := tensors.get("index"):
+            if index.dtype != self.index_type or index.shape != y.shape:
+                raise InvalidArgument("index", str(index), f"{self.index_type} of shape {list(y.shape)}")
+        if self.index_type == "i32" and math.prod(x.shape[2:]) >= 2**31:
+            raise InvalidArgument("index_type", "i32", "i64 for 2^31 points and more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,11 +211,7 @@ class MaxPoolBwd(_MaxPool):
 
     def infer(self, tensors: Tensors) -> dict[str, TensorDescriptor]:
         dy = tensors["dy"]
-        sizes = (
-            (q - 1) * s + d * (r - 1) + 1 - sum(p)
-            for q, r, s, d, p in zip(dy.shape[2:], self.window, self.stride, self.dilation, self.padding, strict=True)
-        )
-        shape = (*dy.shape[:2], *(max(n, 0) for n in sizes))
+        shape = self.smallest_input(dy)
         return {"dx": TensorDescriptor.make(dy.dtype, shape, output_layout(shape, dy))}
 
     def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
@@ -217,7 +262,7 @@ class PoolGeometry:
     @classmethod
     def of(cls, problem: Problem) -> PoolGeometry:
         op = problem.op
-        if not isinstance(op, _MaxPool):
+        if not isinstance(op, Pool):
             raise TypeError(f"{op.name} has no pooling geometry")
         x, y = problem[op.x_role], problem[op.y_role]
         index = problem.tensors.get("index")
@@ -226,3 +271,75 @@ class PoolGeometry:
             three(op.stride, 1), three((p[0] for p in op.padding), 0), three(op.dilation, 1),
             five_strides(x), five_strides(y), five_strides(index) if index else (0,) * 5,
         )  # fmt: skip
+
+
+class WindowAxis(NamedTuple):
+    """The windows of a pooling along one axis of x, `size` points, that give `count` points of y.
+
+    With a `stride` of 0 they are adaptive: they divide the axis as evenly as whole numbers allow, and overlap by a
+    point where these do not divide.
+
+    Examples
+    --------
+    >>> axis = WindowAxis(size=7, count=4, window=3, stride=2, before=1, after=1, dilation=1)
+    >>> [axis.inside(q) for q in range(4)], axis.counted(0, True), axis.counted(0, False)
+    ([(0, 2), (1, 3), (3, 3), (5, 2)], 3, 2)
+    >>> [WindowAxis(7, 3).inside(q) for q in range(3)]
+    [(0, 3), (2, 3), (4, 3)]
+    """
+
+    size: int
+    count: int
+    window: int = 0
+    stride: int = 0
+    before: int = 0
+    after: int = 0
+    dilation: int = 1
+
+    @property
+    def longest(self) -> int:
+        """Most points that a window has."""
+        if self.stride:
+            return self.window
+        return max((self.inside(q)[1] for q in range(min(self.count, self.size))), default=0)
+
+    def inside(self, q: int) -> tuple[int, int]:
+        """Of window q the first place in x, and how many of its points are places in x (`dilation` apart)."""
+        if not self.stride:
+            first = q * self.size // self.count
+            return first, -(-(q + 1) * self.size // self.count) - first
+        start = q * self.stride - self.before
+        skipped = -(min(start, 0) // self.dilation)  # rounded up
+        return start + skipped * self.dilation, max(self._points(start, self.size) - skipped, 0)
+
+    def _points(self, start: int, end: int) -> int:
+        """Points of a window from `start` on that lie before `end`."""
+        return min(self.window, max(-(-(end - start) // self.dilation), 0))
+
+    def counted(self, q: int, padding: bool) -> int:
+        """Points of window q that lie in x or, with `padding`, in x and its padding."""
+        if self.stride and padding:
+            return self._points(q * self.stride - self.before, self.size + self.after)
+        return self.inside(q)[1]
+
+    def holders(self) -> list[list[int]]:
+        """For every place of x the windows that have it among their points, in order."""
+        found: list[list[int]] = [[] for _ in range(self.size)]
+        for q in range(self.count):
+            first, points = self.inside(q)
+            for k in range(points):
+                found[first + k * self.dilation].append(q)
+        return found
+
+
+def window_axes(problem: Problem) -> tuple[WindowAxis, WindowAxis, WindowAxis]:
+    """The windows of a pooling problem, fixed or adaptive, along (D, H, W); axes that are not there have one point.
+
+    Examples
+    --------
+    >>> window_axes(Problem.parse("avg_pool_fwd x=f32[2,8,6] window=2"))[2]
+    WindowAxis(size=6, count=3, window=2, stride=2, before=0, after=0, dilation=1)
+    """
+    unit = WindowAxis(1, 1, 1, 1)
+    d, h, w = (unit, unit, *problem.op.axes(problem.tensors))[-3:]  # type: ignore[attr-defined]
+    return d, h, w
