@@ -19,6 +19,7 @@ from .adaptive_pooling import (
 )
 from .average_pooling import avg_pool1d, avg_pool2d, avg_pool3d, lp_pool1d, lp_pool2d, lp_pool3d
 from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear
+from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
 from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
@@ -39,6 +40,9 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
     "linear",
     "lp_pool1d",
     "lp_pool2d",
@@ -50,4 +54,5 @@ __all__ = [
     "max_unpool2d",
     "max_unpool3d",
     "relu",
+    "rms_norm",
 ]
