@@ -1,7 +1,7 @@
 """Exponentials, logarithms and row sums on the vectors of `vector`, for float32 and float64 lanes.
 
-``exp`` and ``log`` of float32 are polynomials in registers (see `vector_math` for the first; the second is the series of
-the inverse hyperbolic tangent on 1/sqrt 2 to sqrt 2), with errors of a few units in the last place; those of float64
+``exp`` and ``log`` of float32 are polynomials in registers (see `vector_math` for the first; the second is the series
+of the inverse hyperbolic tangent on 1/sqrt 2 to sqrt 2), with errors of a few units in the last place; those of float64
 are the C library's, lane by lane. NaN comes out as NaN. Only in an `exact_kernel`: the order of operations matters.
 """
 
