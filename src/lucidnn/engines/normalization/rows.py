@@ -13,12 +13,13 @@ apart while neighbours belong to other sets are better served by ``norm.columns`
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
-from ...core.engine import Config, Engine, Refusals, Run
+from ...core.engine import Config
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
@@ -30,11 +31,11 @@ from ._cpu import (
     activate_row_grad,
     add_rows,
     gather_parameter,
-    offsets_of,
     read_row,
     scatter_parameter,
     write_row,
 )
+from ._cpu_engine import OPERATIONS, CpuNormalization, plain_refusals
 from ._sets import Loop, full_roles, sets
 
 CHUNK = 4096  # elements whose mean is taken at once
@@ -333,6 +334,11 @@ class _Plan:
         self.parts = max(1, min(s.count, PARTS))
         self.pitch, self.parameters = pitch, s.parameters
 
+        self.dense = all(about[DENSE::3][i] for i, role in enumerate(tensors) if role in full)
+        nothing = np.zeros(LOOPS, dtype=np.int64)
+        nothing[LANES] = 1
+        self.nothing = nothing
+
     def workspace(self, problem: Problem) -> int:
         elements = 2 * self.parameters + 3 * self.pitch * max(1, min(problem.target.processors, self.parts))
         if self.backward and {"dscale", "dbias"} & set(problem.outputs):
@@ -351,65 +357,26 @@ def _runs(inside: list[Loop], role: str) -> list[int]:
     return [step for _, step in found]
 
 
-class Rows(Engine):
+class Rows(CpuNormalization):
     """One set after another."""
 
     name = "norm.rows"
-    operations = (
-        "layer_norm_fwd", "layer_norm_bwd", "rms_norm_fwd", "rms_norm_bwd", "group_norm_fwd", "group_norm_bwd",
-    )  # fmt: skip
-    targets = ("cpu",)
+    operations = OPERATIONS
     notes = frozenset({"runtime_compilation"})
+    kernels = (_forward, _backward)
+    plan = staticmethod(functools.lru_cache(maxsize=256)(_Plan))
 
     def refusals(self, problem: Problem) -> list[str]:
-        r = Refusals()
-        r.require_tensors(problem.items, tuple(TYPES))
-        r.require(problem["x"].numel > 0, "elements in x", str(problem["x"]))
-        return r
-
-    def workspace_size(self, problem: Problem, config: Config) -> int:
-        return _Plan(problem).workspace(problem)
+        return plain_refusals(problem)
 
     def cost(self, problem: Problem, config: Config) -> float:
-        plan = _Plan(problem)
+        plan = self.plan(problem)
         steps = [abs(plan.inner.step(role)) for role in full_roles(problem)]
         # An element of a line that is far from the next moves a cache line.
         scattered = sum(min(step, 16) for step in steps) / len(steps) if plan.inner.size > 1 else 1.0
         rounds = 0.35e-9 if not plan.backward else 0.6e-9
         if problem.epilogue.activation != "identity":
             rounds += 0.6e-9
-        seconds = problem["x"].numel * rounds * max(1.0, scattered / 2) + plan.table[UNITS] * 60e-9
+        lines = problem["x"].numel / max(plan.inner.size, 1) if not plan.dense else 0
+        seconds = problem["x"].numel * rounds * max(1.0, scattered / 2) + plan.table[UNITS] * 60e-9 + lines * 15e-9
         return roofline(problem, flops=0.0) + seconds / min(problem.target.processors, plan.parts)
-
-    def build(self, problem: Problem, config: Config) -> Run:
-        plan, e = _Plan(problem), problem.epilogue
-        like = nb.token(plan.like)
-        numbers = np.array([getattr(problem.op, "epsilon", 0.0), e.parameter], dtype=np.float64)
-        table, parts = plan.table, plan.parts
-        table_at, numbers_at = table.ctypes.data, numbers.ctypes.data
-        most = max(1, min(problem.target.processors, parts, nb.worthwhile(20 * problem["x"].numel, 1 << 30)))
-        threads = (lambda: min(nb.threads(), most)) if most > 1 else (lambda: 1)
-        order = {role: i for i, (role, _) in enumerate(problem.items)}
-        offsets = {role: offsets_of(problem.tensors.get(role)) for role in ("scale", "bias", "dscale", "dbias")}
-        facts = {}
-        for role, places in offsets.items():
-            kind = TYPES[problem[role].dtype] if role in order else 1
-            facts[role] = (kind, 0 if places is None else places.ctypes.data)
-        roles = ("x", "dy", "dx", "mean", "inv_variance") if plan.backward else ("x", "y", "mean", "inv_variance")
-        ways = [order.get(role) for role in roles]
-        parameters = [(order.get(r), *facts[r]) for r in offsets if plan.backward or r in ("scale", "bias")]
-        kernel = _backward if plan.backward else _forward
-        empty = [0] * (len(ways) + 3 * len(parameters) + 1)
-
-        nothing = np.zeros(LOOPS, dtype=np.int64)  # compiles, or loads from disk; there is nothing to do
-        nothing[LANES] = 1
-        kernel(0, 1, nothing.ctypes.data, *empty, numbers_at, like)
-
-        def run(tensors, workspace, _keep=(table, numbers, offsets)):
-            at = [0 if i is None else tensors[i].data_ptr() for i in ways]
-            for i, kind, places in parameters:
-                at += (0 if i is None else tensors[i].data_ptr(), kind, places)
-            scratch = workspace.data_ptr() + 63 & -64
-            kernel(parts, threads(), table_at, *at, scratch, numbers_at, like)
-
-        return run
