@@ -120,6 +120,7 @@ def check(line: str, target: str, record_property, every_config: bool = False, h
                 facts = resources(kernel)
                 record_property(f"{engine.name} {launch.kernel.__name__} {config}", str(facts))
                 assert facts.shared <= problem.target.shared_memory, (config, facts)
+                assert not facts.lost, "the assembler lost part of an address"
                 multiplies = launch.kernel.__name__ in PRODUCTS
                 if multiplies and expects_matrix_units(problem, launch.constexprs["PRECISION"]):
                     assert facts.matrix, (config, facts)
@@ -155,6 +156,40 @@ def test_operands_pass_the_registers_by_on_hopper(engine: str, line: str) -> Non
     assert "HGMMA" in facts.matrix and facts.async_copies > 0, facts
     assert facts.loop_stores == 0 and facts.spills == 0, facts
     assert "C7515" not in assembler_log(kernel), "ptxas serialises the matrix instructions"
+
+
+# Tiles as large as they come, in each type and order of the result, which may be turned in shared memory.
+LARGE = """
+conv_fprop x=f32[4,256,64,64] w=f32[256,256,3,3] padding=2 dilation=2 math=tf32
+conv_dgrad dy=f32[4,256,32,32]@nhwc w=f32[256,128,3,3] padding=1 math=tf32
+conv_fprop x=f16[4,256,64,64] w=f16[256,256,3,3] bias=f16[256] act=silu padding=1
+conv_fprop x=f16[4,256,32,32]@nhwc w=f16[256,256,3,3]@nhwc z=f16[4,256,32,32] beta=0.5 padding=1
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", LARGE)
+def test_large_tiles_fit_into_shared_memory(line: str) -> None:
+    problem = Problem.parse(f"{line} on=cuda:sm_90")
+    for name in ("conv.implicit_gemm_tma", "conv.implicit_gemm", "conv.implicit_gemm_packed"):
+        if engines()[name].reasons(problem):
+            continue
+        for config in engines()[name].configs(problem)[:3]:
+            for launch in engines()[name].launches(problem, config):
+                shared = launch.compile(problem).metadata.shared
+                assert shared <= problem.target.shared_memory, (name, config, shared)
+
+
+def test_a_lost_copy_is_seen() -> None:
+    from lucidnn.engines._triton.resources import _lost
+
+    code = """
+        /*1430*/                   IMAD.HI.U32 R58, R68, 0x8421085, R70 ;
+        /*1450*/                   IMAD.MOV.U32 R71, RZ, RZ, R23 ;
+        /*1470*/                   MOV R71, R13 ;
+        /*14a0*/                   IMAD.HI.U32 R68, R68, 0x8421085, R70 ;
+    """
+    assert _lost(code) == 1
+    assert _lost(code.replace("MOV R71, R13", "IMAD.HI.U32 R57, R68, 0x8421085, R70")) == 0
 
 
 FIRST = [

@@ -39,6 +39,9 @@ class Resources:
     loop_stores : int
         Stores to shared memory inside loops (0 on AMD GPUs, where it is not counted): operands that take the way
         through registers.
+    lost : int
+        Copies of a register to one that is written again before it is read (0 on AMD GPUs): none is left in good code,
+        and where the assembler of CUDA 12.8 lost an address, the copy of its other part stood there alone.
     """
 
     registers: int
@@ -47,6 +50,7 @@ class Resources:
     matrix: dict[str, int]
     async_copies: int
     loop_stores: int
+    lost: int = 0
 
 
 def resources(kernel: Any) -> Resources:
@@ -74,7 +78,39 @@ def resources(kernel: Any) -> Resources:
     matrix = collections.Counter(a or b for a, b in _MATRIX.findall(code))
     copies = len(_COPY.findall(code))
     stores = sum(len(re.findall(r"\bSTSM?\b", body)) for body in _loops(code))
-    return Resources(registers, spills, kernel.metadata.shared, dict(matrix), copies, stores)
+    return Resources(registers, spills, kernel.metadata.shared, dict(matrix), copies, stores, _lost(code))
+
+
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);")
+
+
+def _lost(code: str) -> int:
+    """Copies (``MOV``) in NVIDIA machine code whose target is written again, in the same block, before it is read.
+
+    Whatever an instruction names counts as read, with the three registers behind it, as it may mean a pair or a quad.
+    """
+    pending: set[int] = set()  # registers that hold a copy not read so far
+    found = 0
+    for line in code.splitlines():
+        match = _INSTRUCTION.match(line)
+        if not match or match[2].startswith(("BRA", "EXIT", "CALL", "RET", "BSYNC", "HGMMA", "HMMA")):
+            pending.clear()
+            continue
+        predicate, name, operands = match.groups()
+        first, _, others = operands.partition(",")
+        target = re.fullmatch(r"\s*R(\d+)", first)
+        stores = name.startswith(("ST", "RED", "ATOM", "LDGSTS", "UTMA"))
+        for number in map(int, re.findall(r"\bR(\d+)", others if target and not stores else operands)):
+            pending -= set(range(number, number + 4))
+        if target and not stores:
+            number = int(target[1])
+            found += number in pending and not predicate
+            pending -= set(range(number, number + 4))
+            if not predicate and re.fullmatch(
+                r"IMAD\.MOV\.U32\s+.*RZ, RZ, R\d+\s*|MOV\s+R\d+, R\d+\s*", f"{name} {operands}"
+            ):
+                pending.add(number)
+    return found
 
 
 def _loops(code: str) -> list[str]:
