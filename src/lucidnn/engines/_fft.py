@@ -358,13 +358,13 @@ def seconds(scheme: Scheme) -> float:
         multiplying /= 8
     thin = min(1.0, windows / 8) * min(1.0, g.C / g.G / 8) * min(1.0, g.K / g.G / 8) if not scheme.elementwise else 1.0
     busy = transforms / (transforming * rate) + products / (multiplying * max(thin, 1 / 64) * rate)
-    time = busy + (moved * passes + problem.bytes) / bandwidth + calls * (rounds + 1) * LAUNCH[target.kind]
-    if target.is_gpu:
-        return CAUTION * time
+    time = busy + (moved * passes + problem.bytes) / bandwidth
+    if target.is_gpu:  # kernels follow one another: half the time of one that is launched alone
+        return time + 0.5 * calls * (rounds + 1) * LAUNCH[target.kind]
+    time += calls * (rounds + 1) * LAUNCH[target.kind]
     return time * (1.4 if len(scheme.axes) == 3 else 1.0)  # transforms along three axes walk through memory
 
 
 FRESH = 32 << 20  # bytes; memory for more comes anew from the system each time, page by page
-CAUTION = 2.0  # no GPU has been asked yet: to be chosen there it has to promise more than measured engines do
 # part of the vector rate in transforms and in products, passes over the spectra, launches a round
 _RATES = {"cpu": (0.2, 0.5, 8.0, 4), "gpu": (0.15, 0.35, 14.0, 12)}

@@ -37,7 +37,7 @@ from .epilogue import finish, stored
 from .index import INT32, columns, rows
 from .launch import Argument, Launch, Slice, blend
 from .tf32 import rounded
-from .tiles import THROUGH_REGISTERS, Gemm
+from .tiles import Gemm, one_by_one, seconds
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 EIGHT_BITS = {"i8": 80, "f8e4m3": 89, "f8e5m2": 89}  # operands, and the NVIDIA generation that first multiplied them
@@ -343,7 +343,8 @@ class View:
 
     def gemm(self, precision: str) -> Gemm:
         taps = -(-self.taps // self.phases)
-        depth, pieces = (taps * self.red, 1) if self.packed else (self.red, taps)
+        pieces = taps if self.gaps else self.taps / self.phases  # on average: phases differ
+        depth, pieces = (taps * self.red, 1) if self.packed else (self.red, pieces)
         return Gemm(self.pixels, self.out, depth, pieces, self.geometry.G * self.phases, self.dtype, precision)
 
     def trips(self, config: Config) -> int:
@@ -351,14 +352,33 @@ class View:
         depth, pieces = (self.taps * self.red, 1) if self.packed else (self.red, self.taps)
         return -(-depth // config["BLOCK_K"]) * pieces
 
-    def detour(self, precision: str, target: Target) -> float:
-        """How much longer the product takes where an operand reaches the matrix units through registers.
+    def loading(self, precision: str, config: Config, target: Target) -> float:
+        """Seconds a trip spends on elements that are loaded one at a time.
 
-        TF32 is rounded there; single 16-bit elements are less than an asynchronous copy takes.
+        A single 16-bit element is less than an asynchronous copy takes, and TF32 is rounded on its way, which leads
+        through registers: twice the instructions. In nchw a filter's taps keep its channels apart.
         """
-        narrow = self.dtype in ("f16", "bf16") and self.src_strides[1] != 1
-        turned = precision == "tf32" if self.dtype == "f32" else narrow
-        return THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
+        source = config["BLOCK_M"] * config["BLOCK_K"]
+        filters = min(config["BLOCK_N"], self.out) * config["BLOCK_K"]
+        _, w_out, w_red, *_ = self.w_strides
+        near = far = 0.0
+        if self.packed and self.src_strides[1] == 1:
+            near, far = (source, 0.0) if self.red >= 8 else (0.0, source)
+        elif self.src_strides[1] != 1 and (self.dtype in ("f16", "bf16") or precision == "tf32"):
+            near += source
+        beside = w_out == 1 or (w_red == 1 and self.gemm(precision).on_matrix_units)
+        if not beside and self.dgrad:
+            near += filters
+        elif not beside:
+            far += filters
+        if self.dtype != "f32" or precision != "tf32":
+            return one_by_one(config, target, near, far)
+        near += (filters if beside else 0.0) + (source if self.src_strides[1] == 1 and not self.packed else 0.0)
+        return 2 * one_by_one(config, target, near, far)
+
+    def seconds(self, precision: str, config: Config, target: Target) -> float:
+        """Estimated time of the product without its launch."""
+        return seconds(self.gemm(precision), config, target, self.loading(precision, config, target))
 
     def blocks(self, config: Config) -> int:
         tiles = -(-self.pixels // config["BLOCK_M"]) * -(-self.out // config["BLOCK_N"])

@@ -26,7 +26,7 @@ from .epilogue import finish
 from .index import INT32, divide, reciprocal
 from .launch import Argument, Launch, TritonEngine
 from .split import Split, named
-from .tiles import THROUGH_REGISTERS, Gemm, seconds
+from .tiles import Gemm, one_by_one, seconds
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 PACK_BELOW = 16  # channels of a group
@@ -286,12 +286,21 @@ class GatheredWgrad(TritonEngine):
         return View.of(problem).split.configs(problem.target)
 
 
-def product_seconds(problem: Problem, gemm: Gemm, config: Config) -> float:
-    """Estimated time of the product, and at least of its traffic."""
-    target = problem.target
-    # wgmma wants TF32 operands with the reduction, here the pixels, innermost, and asynchronous copies more than a
-    # single 16-bit element; others go through registers.
-    last = [t.is_channels_last for _, t in problem.items[:2]]
-    turned = any(last) if problem.math == "tf32" else gemm.itemsize == 2 and not all(last)
-    detour = THROUGH_REGISTERS if turned and target.capability >= 90 else 1.0
-    return max(detour * seconds(gemm, config, target), problem.bytes / (0.8 * target.bandwidth))
+def product_seconds(problem: Problem, split: Split, config: Config, packed: bool) -> float:
+    """Estimated time of the product, at least of its traffic; `packed` says that taps and channels share an axis.
+
+    A single 16-bit element is less than an asynchronous copy takes. TF32 operands, whose reduction is the pixels, are
+    turned and rounded on the way through registers, with twice the instructions.
+    """
+    target, gemm = problem.target, split.gemm
+    sides = min(config["BLOCK_N"], gemm.n) * config["BLOCK_K"], min(config["BLOCK_M"], gemm.m) * config["BLOCK_K"]
+    last = [t.is_channels_last for _, t in problem.items[:2]]  # of x and of dy
+    times, near, far = 1, 0, 0
+    if gemm.itemsize == 2:
+        near = (sides[0] if packed or not last[0] else 0) + (0 if last[1] else sides[1])
+    elif gemm.on_matrix_units:
+        times, near = 2, sum(sides)
+    else:
+        far = sum(size for size, beside in zip(sides, last) if not beside)
+    loading = times * one_by_one(config, target, near, far)
+    return max(seconds(gemm, config, target, loading), problem.bytes / (0.75 * target.bandwidth))

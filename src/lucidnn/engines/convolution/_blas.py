@@ -19,10 +19,20 @@ def require_same_math(refusals: Refusals, problem: Problem) -> None:
         )
 
 
-def rounds_parts(problem: Problem, depth: int, elements: int) -> bool:
-    """Whether BLAS might split a reduction of 16-bit numbers and round the parts: few tiles, a long sum."""
-    few_tiles = elements <= 4 * 128 * 128 * problem.target.processors
-    return problem.target.is_gpu and problem.items[0][1].dtype in ("f16", "bf16") and depth > 512 and few_tiles
+def rounds_early(problem: Problem, depth: int, elements: int) -> bool:
+    """Whether BLAS on a GPU might round a 16-bit result before all is summed: then a float32 product has to do.
+
+    It may split a long reduction over blocks where there are few tiles, and round the parts. And it was seen to round
+    the product before it adds a matrix times ``beta = 1``: the framework has that done in the library's last step, in
+    the type of the operands. Any other beta is added in float32, as is a bias that is a dense vector (not one spread
+    over a matrix, nor of a single channel, nor after a product of depth 1, which take the way of the matrix).
+    """
+    if not problem.target.is_gpu or problem.items[0][1].dtype not in ("f16", "bf16"):
+        return False
+    bias = problem.tensors.get("bias")
+    matrix = "z" in problem.inputs and problem.epilogue.beta == 1.0
+    spread = bias is not None and (bias.strides[0] != 1 or bias.numel == 1 or depth == 1)
+    return matrix or spread or (depth > 512 and elements <= 4 * 128 * 128 * problem.target.processors)
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

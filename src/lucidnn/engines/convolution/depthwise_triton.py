@@ -24,7 +24,6 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
 from ...ops.convolution import Geometry, five_strides
@@ -32,7 +31,10 @@ from .._triton.epilogue import finish
 from .._triton.index import INT32, pixels_first
 from .._triton.launch import Argument, Launch, Slice, TritonEngine, blend
 from .._triton.pack import Filter, pack
+from .._triton.tiles import start
 
+LATENCY = 0.3e-6  # seconds that a column of the filter waits for its inputs
+SECTOR = 32  # bytes that memory moves at once
 DTYPES = ("f64", "f32", "f16", "bf16")
 MOST_TAPS = 63  # an axis
 MOST_PHASES = 64  # launches of a strided data gradient
@@ -275,13 +277,25 @@ class DepthwiseTriton(TritonEngine):
         first = pixels_first(five_strides(source), source.shape[1])
         wide = 1 if first else min(16 // source.itemsize, config["BLOCK_C"])
         scattered = not first and not config["PACK"] and problem["w"].strides[0] != 1
-        loads = (1 + (wide if scattered else 0.2 if first else 1)) / (rows * wide)
+        out, dgrad = problem[problem.outputs[0]], problem.op.name == "conv_dgrad"
+        products = problem.flops / 2
+        # Instructions a product: itself, and its share of the loads. A filter that is read an element at a time costs
+        # each thread more than its source does.
+        filters = 15 / rows if scattered else 6 * (0.2 if first else 1) / (rows * wide)
         lanes = target.flops("f64" if source.dtype == "f64" else "f32") / 2
-        arithmetic = problem.flops / 2 * (2 + 6 * loads) / (0.5 * lanes)
-        tiles = -(-g.y.numel // (rows * config["BLOCK_P"] * config["BLOCK_C"]))
+        arithmetic = products * (2 + 6 / (rows * wide) + filters) / (0.5 * lanes)
+        traffic = problem.bytes / (0.75 * target.bandwidth)
+        if not first and config["BLOCK_C"] == 1 < source.shape[1]:  # each load is a sector from the second-level cache
+            traffic += products / rows * SECTOR / (2 * target.bandwidth)
+        if first and out.strides[1] == 1 < out.shape[1]:  # each store is a sector to memory
+            traffic += out.numel * SECTOR / (0.75 * target.bandwidth)
+        elif first and dgrad and g.stride[2] > 1:  # sectors are written in parts, by one phase after the other
+            traffic += (2 * g.stride[2] - 1) * out.nbytes / (0.75 * target.bandwidth)
+        tiles = -(-out.numel // (rows * config["BLOCK_P"] * config["BLOCK_C"]))
         busy = min(1.0, tiles / target.processors)
+        waiting = LATENCY * g.filter[0] * g.filter[1 if _is_swapped(g, first) else 2]
         launches = len(self._shapes(problem)) + config["PACK"]
-        return max(arithmetic, problem.bytes / (0.75 * target.bandwidth)) / busy + launches * LAUNCH[target.kind]
+        return max(arithmetic, traffic) / busy + waiting + start(target, launches)
 
     def _shapes(self, problem: Problem) -> list[tuple[_Axis, ...]]:
         g, dgrad = Geometry.of(problem), problem.op.name == "conv_dgrad"

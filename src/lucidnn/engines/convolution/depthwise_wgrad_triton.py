@@ -17,17 +17,17 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .._triton.epilogue import finish
 from .._triton.index import INT32, divide, pixels_first, reciprocal
 from .._triton.launch import Argument, Launch, TritonEngine
 from .._triton.split import MOST_PARTS, Split, named
-from .._triton.tiles import Gemm
+from .._triton.tiles import Gemm, start
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 MOST_TAPS = 63  # an axis
+LATENCY, TOGETHER = 1e-6, 4  # seconds that a trip of the loop waits for its loads, and blocks that wait side by side
 HELD = 8  # sums that a thread has room for, for each of its elements
 
 
@@ -121,11 +121,14 @@ def conv_depthwise_wgrad(
             line = (tap + j) // S
             dw = s * DILATION_W
             dh = (line % R) * DILATION_H
-            inside = (h + dh >= 0) & (h + dh < x_h) & (w + dw >= 0) & (w + dw < x_w)
+            # unsigned, a negative number is a large one: one comparison for both ends of an axis
+            inside = ((h + dh).to(tl.uint32) < tl.cast(x_h, tl.uint32)) & (
+                (w + dw).to(tl.uint32) < tl.cast(x_w, tl.uint32)
+            )
             shift = dh * x_h_stride + dw * x_w_stride
             if HAS_D:
                 dd = (line // R) * DILATION_D
-                inside = inside & (d + dd >= 0) & (d + dd < x_d)
+                inside = inside & ((d + dd).to(tl.uint32) < tl.cast(x_d, tl.uint32))
                 shift += dd * x_d_stride
             v = dy_tile * tl.load(places + shift, mask=ok & inside[:, None], other=0.0).to(ACC)
             if j == 0:
@@ -193,7 +196,8 @@ class DepthwiseWgradTriton(TritonEngine):
             elements = 128 * per_thread * share
             if first:
                 block_p = min(elements, max(triton.next_power_of_2(pixels), 16))
-                block_c = min(elements // block_p, triton.next_power_of_2(g.K))
+                # channels, which are far apart, share a block only where they are small for its 128 threads
+                block_c = min(max(128 // block_p, 1), triton.next_power_of_2(g.K))
             else:
                 block_c = min(max(64, 8 * per_thread), triton.next_power_of_2(g.K))
                 block_p = max(elements // block_c, 1)
@@ -214,11 +218,15 @@ class DepthwiseWgradTriton(TritonEngine):
         g, target = Geometry.of(problem), problem.target
         wide = 1 if pixels_first(g.x_strides, g.C) else min(16 // g.x.itemsize, config["BLOCK_C"])
         lanes = target.flops("f64" if g.x.dtype == "f64" else "f32") / 2
-        arithmetic = problem.flops / 2 * (2 + 8 / wide) / (0.5 * lanes)
-        parts = self._split(problem).parts(config)
+        arithmetic = problem.flops / 2 * (2 + 10 / wide) / (0.45 * lanes)
+        split, blocks = self._split(problem), self._blocks(problem, config)
+        parts = split.parts(config)
+        sums = config["TAPS"] * config["BLOCK_K"] * config["BLOCK_C"] // (32 * config["num_warps"])
+        together = 1 if wide == 1 and sums > 32 else TOGETHER  # with an address for each element, registers run out
+        waiting = LATENCY * split.trips(config) * -(-blocks // (together * target.processors))
         traffic = (problem.bytes + 2 * self.workspace_size(problem, config)) / (0.75 * target.bandwidth)
-        busy = min(1.0, self._blocks(problem, config) / target.processors)
-        return max(arithmetic, traffic) / busy + (1 if parts == 1 else 2) * LAUNCH[target.kind]
+        busy = min(1.0, blocks / target.processors)
+        return max(arithmetic / busy, traffic / busy, waiting) + start(target, 1 if parts == 1 else 2)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         g, split = Geometry.of(problem), self._split(problem)

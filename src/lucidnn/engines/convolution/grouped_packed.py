@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .._triton import conv_wgrad
@@ -28,7 +27,7 @@ from .._triton.index import INT32
 from .._triton.launch import Launch, Slice, TritonEngine
 from .._triton.split import add_parts
 from .._triton.tf32 import rounded
-from .._triton.tiles import ranked, seconds, shapes
+from .._triton.tiles import ranked, shapes, start
 
 DTYPES = ("f32", "f16", "bf16")
 WIDEST = 64  # channels or filters of a bundle
@@ -123,12 +122,12 @@ class GroupedPacked(TritonEngine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         target, bundle = problem.target, config["BUNDLE"]
-        extra = 2 * self.workspace_size(problem, config) / (0.8 * target.bandwidth) + 2 * LAUNCH[target.kind]
+        extra = 2 * self.workspace_size(problem, config) / (0.8 * target.bandwidth) + start(target, 2)
         if problem.op.name == "conv_wgrad":
-            return conv_wgrad.product_seconds(problem, self._wgrad(problem, bundle).split.gemm, config) + extra
+            v = self._wgrad(problem, bundle)
+            return conv_wgrad.product_seconds(problem, v.split, config, v.packed) + extra
         v = self._gather(problem, bundle)
-        work = v.detour(problem.math, target) * seconds(v.gemm(problem.math), config, target)
-        return max(work, problem.bytes / (0.8 * target.bandwidth)) + extra
+        return max(v.seconds(problem.math, config, target), problem.bytes / (0.8 * target.bandwidth)) + extra
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         g, bundle = Geometry.of(problem), config["BUNDLE"]

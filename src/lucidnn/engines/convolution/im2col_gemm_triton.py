@@ -31,11 +31,13 @@ from .._triton.index import INT32
 from .._triton.launch import Launch, Program, Slice, TritonEngine
 from .._triton.pack import Filter, Pixels, pack
 from .._triton.split import add_parts
+from .._triton.tiles import STEP_LATENCY, start
 from .._triton.unfold import finish_pixels, fold, unfold
-from ._blas import multiply, require_same_math, rounds_parts
+from ._blas import multiply, require_same_math, rounds_early
 
 TYPES = ("f64", "f32", "f16", "bf16")
 MATRIX_BYTES = 256 << 20
+TILE = 2e-6  # seconds that BLAS takes for a tile, be it narrow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class _Plan:
         item, wide = problem.items[0][1].itemsize, 8 if dtype == "f64" else 4
         bare = e.alpha == 1.0 and e.activation == "identity" and not {"bias", "z"} & set(problem.inputs)
         direct = direction == "fprop" and bare and g.y.dtype == dtype and _is_matrix(g.y)
-        direct = direct and not rounds_parts(problem, width // g.G, images * pixels * g.K)
+        direct = direct and not rounds_early(problem, width // g.G, images * pixels * g.K)
         blocks = -(-g.N // images)
         pieces = {"columns": images * pixels * width * (wide if direction == "dgrad" else item)}
         if direction != "wgrad" and not _is_matrix(g.w):
@@ -173,14 +175,15 @@ class Im2colGemmTriton(TritonEngine):
         g, blocks = plan.g, -(-plan.g.N // config["images"])
         passes = len(plan.at) - ("columns" in plan.at) - ("product" in plan.at)
         columns = g.N * plan.pixels * plan.depth * g.G * (4 if plan.direction == "dgrad" else g.x.itemsize)
-        product = 0 if plan.direct or plan.direction != "fprop" else 2 * g.y.numel * 4
+        sums = 0 if plan.direct or plan.direction != "fprop" else 2 * g.y.numel * 4
         # Thin products starve the units: a side shorter than a tile of 64 fills it in part only.
         fill = min(g.K // g.G, 64) * min(plan.depth, 64) / 64**2
-        traffic = problem.bytes + 2 * columns + product
-        launches = passes + 3 * blocks
-        return roofline(problem, compute_efficiency=0.5 * max(fill, 1 / 64), launches=launches) + traffic / (
-            0.6 * problem.target.bandwidth
-        )
+        traffic = problem.bytes + 2 * columns + sums
+        product = roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64), launches=0)
+        product = max(product, blocks * _least(plan))
+        # A block's matrix is still in the second-level cache, in part, when the product reads it.
+        moving = traffic / (0.9 * problem.target.bandwidth)
+        return product + moving + start(problem.target, passes + 3 * blocks)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         return [step for step in self._steps(problem, config) if isinstance(step, Launch)]
@@ -226,6 +229,22 @@ class Im2colGemmTriton(TritonEngine):
                 step(tensors, workspace)
 
         return run
+
+
+def _least(plan: _Plan) -> float:
+    """Seconds that BLAS takes for one block's product however narrow it is: tiles of 128 x 64, each a loop of its own.
+
+    A long reduction is dealt out over 16 blocks at most.
+    """
+    rows, filters, processors = plan.images * plan.pixels, plan.g.K // plan.g.G, plan.problem.target.processors
+    m, n, depth = {
+        "fprop": (rows, filters, plan.depth),
+        "dgrad": (rows, plan.depth, filters),
+        "wgrad": (filters, plan.depth, rows),
+    }[plan.direction]
+    tiles = plan.g.G * -(-m // 128) * -(-n // 64)
+    parts = max(1, min(16, processors // tiles))
+    return -(-tiles // processors) * (TILE + depth / 64 / parts * STEP_LATENCY)
 
 
 def _is_matrix(t: TensorDescriptor) -> bool:

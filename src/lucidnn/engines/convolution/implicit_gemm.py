@@ -15,12 +15,11 @@ Cost: the operations of the definition plus what partly filled tiles waste; no w
 """
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.conv_gather import ORDER, View, gather, unfit
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
-from .._triton.tiles import ranked, seconds, shapes
+from .._triton.tiles import ranked, shapes, start
 
 
 class ImplicitGemm(TritonEngine):
@@ -53,9 +52,8 @@ class ImplicitGemm(TritonEngine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         target, v = problem.target, View.of(problem)
-        gemm = v.gemm(config["PRECISION"])
-        traffic = problem.bytes / (0.8 * target.bandwidth)
-        return max(v.detour(config["PRECISION"], target) * seconds(gemm, config, target), traffic) + LAUNCH[target.kind]
+        traffic = problem.bytes / (0.75 * target.bandwidth)
+        return max(v.seconds(config["PRECISION"], config, target), traffic) + start(target, 1)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         precision = config["PRECISION"]

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .._triton.conv_gather import DTYPES, View
@@ -26,11 +25,10 @@ from .._triton.index import INT32
 from .._triton.launch import Launch, Slice, TritonEngine
 from .._triton.result import places, store_pixels
 from .._triton.tf32 import rounded
-from .._triton.tiles import Gemm, ranked, seconds, shapes
+from .._triton.tiles import Gemm, one_by_one, ranked, seconds, shapes, start
 
 FAR = 1 << 30  # a place outside of every image
 BLOCK = 256
-UNPROVEN = 1.5  # a margin over conv.implicit_gemm until it has been measured
 
 
 @triton.jit
@@ -166,10 +164,21 @@ class ImplicitGemmIndexed(TritonEngine):
         return self._table(problem, config)[2]
 
     def cost(self, problem: Problem, config: Config) -> float:
-        target, v = problem.target, View.of(problem)
-        traffic = problem.bytes / (0.8 * target.bandwidth)
-        work = v.detour(problem.math, target) * seconds(self._gemm(problem), config, target)
-        return UNPROVEN * max(work, traffic) + 2 * LAUNCH[target.kind]
+        target = problem.target
+        traffic = problem.bytes / (0.75 * target.bandwidth)
+        # Where an element lies is read for each: as long as finding it out, and longer where no neighbour is beside it.
+        source = config["BLOCK_M"] * config["BLOCK_K"]
+        beside = self._run(problem) > 1
+        loading = one_by_one(config, target, near=source if beside else 0.0, far=0.0 if beside else source)
+        work = seconds(self._gemm(problem), config, target, loading)
+        return max(work, traffic) + start(target, 2)
+
+    def _run(self, problem: Problem) -> int:
+        """Neighbours in the table that are neighbours, aligned, in the image."""
+        g, v = Geometry.of(problem), View.of(problem)
+        others = [s for n, s in zip((g.N, *g.in_size), (g.x_strides[0], *g.x_strides[2:])) if n > 1]
+        together = g.x_strides[1] == 1 and (not problem["w"].is_contiguous or v.taps == 1)
+        return math.gcd(8, v.red, *others) if together else 1
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         g, v = Geometry.of(problem), View.of(problem)
@@ -184,9 +193,7 @@ class ImplicitGemmIndexed(TritonEngine):
             **{f"DILATION_{axis}": size for axis, size in zip("DHW", g.dilation)},
         }  # fmt: skip
         first = Launch(index_table, (entries // BLOCK,), args, constexprs, 4, 1)
-        # neighbours in the table that are neighbours, aligned, in the image
-        others = [s for n, s in zip((g.N, *g.in_size), (g.x_strides[0], *g.x_strides[2:])) if n > 1]
-        run = math.gcd(8, v.red, *others) if g.x_strides[1] == 1 and (last or v.taps == 1) else 1
+        run = self._run(problem)
         args, constexprs = places(problem)
         start = sum(pad * step for pad, step in zip(g.pad, g.x_strides[2:]))
         args |= {

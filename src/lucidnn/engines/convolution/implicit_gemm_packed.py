@@ -18,13 +18,12 @@ tiles waste. Workspace: the packed operands.
 import math
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.conv_gather import ORDER, View, gather
 from .._triton.index import INT32
 from .._triton.launch import Launch, Slice, TritonEngine
 from .._triton.pack import SIZES, Filter, Pixels, is_aligned, pack, padded
-from .._triton.tiles import ranked, seconds, shapes
+from .._triton.tiles import ranked, seconds, shapes, start
 
 
 class ImplicitGemmPacked(TritonEngine):
@@ -114,7 +113,8 @@ class ImplicitGemmPacked(TritonEngine):
         matrix = gemm.on_matrix_units
         packing = (problem["w"].nbytes + (source.nbytes if matrix else 0) + space) / (0.7 * target.bandwidth)
         traffic = (problem.bytes + (space - source.nbytes if matrix else 0)) / (0.8 * target.bandwidth)
-        return packing + max(seconds(gemm, config, target), traffic) + 2 * LAUNCH[target.kind]
+        loading = self._packed(problem, config)[0].loading("packed", config, target)
+        return packing + max(seconds(gemm, config, target, loading), traffic) + start(target, 2)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         v, found, _ = self._packed(problem, config)

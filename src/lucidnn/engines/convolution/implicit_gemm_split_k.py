@@ -11,17 +11,15 @@ phases of different lengths, and more tiles anyhow), and a reduction of two step
 """
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.conv_gather import DTYPES, ORDER, View, gather
 from .._triton.index import INT32
 from .._triton.launch import Launch, Slice, TritonEngine
-from .._triton.tiles import ranked, seconds, shapes
+from .._triton.tiles import ranked, shapes, start
 from .._triton.unfold import finish_pixels
 
 MOST_PARTS = 64
 LEAST = 32  # terms of a sum
-UNPROVEN = 1.25  # a margin over conv.implicit_gemm, whose kernel it shares, until it has been measured
 
 
 class ImplicitGemmSplitK(TritonEngine):
@@ -65,10 +63,8 @@ class ImplicitGemmSplitK(TritonEngine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         target, v = problem.target, View.of(problem)
-        gemm = v.gemm(problem.math)
         traffic = (problem.bytes + 2 * self.workspace_size(problem, config)) / (0.8 * target.bandwidth)
-        work = max(v.detour(problem.math, target) * seconds(gemm, config, target), traffic)
-        return UNPROVEN * work + 2 * LAUNCH[target.kind]
+        return max(v.seconds(problem.math, config, target), traffic) + start(target, 2)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         v, parts = View.of(problem), config["SPLIT_K"]

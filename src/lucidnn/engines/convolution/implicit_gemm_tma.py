@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.convolution import five_strides
 from .._triton.conv_gather import View
@@ -31,7 +30,7 @@ from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
 from .._triton.pack import SIZES, Filter, Pixels, is_aligned, pack, padded
 from .._triton.result import places, store_pixels
-from .._triton.tiles import Gemm, seconds
+from .._triton.tiles import Gemm, seconds, start
 
 
 @triton.jit
@@ -102,7 +101,6 @@ def conv_tma(
 # (pixels, filters, warps, stages)
 _TILES = ((256, 128, 8, 4), (128, 128, 8, 4), (128, 128, 4, 3), (256, 64, 4, 4), (128, 64, 4, 4), (64, 64, 4, 4))
 DESCRIPTORS = 2 * 128  # bytes of each block's two
-CAUTION = 1.5  # no GPU has been asked yet: to be chosen it has to promise more than measured engines do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +202,18 @@ def _box(images: int, height: int, width: int, pixels: int) -> tuple[int, int, i
     return min(found, key=lambda b: (-(-images // b[0]) * -(-height // b[1]) * -(-width // b[2]), -b[2], -b[1]))
 
 
+def _shared(problem: Problem, pixels: int, filters: int) -> tuple[int, int]:
+    """Bytes of shared memory: of a stage of the loop, and of the tile of results on its way to the order of the store.
+
+    The loop runs on into the next tile, so the two lie side by side. Where pixels are neighbours the compiler turns
+    the whole tile of 4-byte results at once, half of one of 2 bytes; else a few rows of it.
+    """
+    out = problem[problem.outputs[0]]
+    last = all(problem[role].strides[1] == 1 for role in (*problem.outputs, "z") if role in problem.tensors)
+    share = 8 if last else 1 if out.itemsize >= 4 else 2
+    return (pixels + filters) * 128, pixels * filters * out.itemsize // share
+
+
 class ImplicitGemmTma(TritonEngine):
     """Forward and data gradient."""
 
@@ -241,19 +251,20 @@ class ImplicitGemmTma(TritonEngine):
         for pixels, filters, warps, stages in _TILES:
             if (filters > 64 and filters >= 2 * shape.view.out) or (pixels > 64 and pixels >= 2 * shape.view.pixels):
                 continue  # half the tile or more would be empty
-            config = {
-                "BLOCK_M": pixels,
-                "BLOCK_N": filters,
-                "num_warps": warps,
-                "num_stages": max(2, min(stages, trips)),
-            }
-            found.append(config)
+            stage, staged = _shared(problem, pixels, filters)
+            fitting = (problem.target.shared_memory - 2048 - staged) // stage
+            stages = min(stages, max(2, trips))
+            if fitting >= min(stages, 3):  # with two, the loop of a large tile waits
+                stages = min(stages, fitting)
+                config = {"BLOCK_M": pixels, "BLOCK_N": filters, "num_warps": warps, "num_stages": stages}
+                found.append(config)
         return sorted(found, key=lambda config: self.cost(problem, config))
 
     def _blocks(self, problem: Problem, config: Config) -> int:
         """Blocks that stay: as many as the processors hold at once."""
-        stages = config["num_stages"] * (config["BLOCK_M"] + config["BLOCK_N"]) * 128
-        together = min(problem.target.shared_memory // (stages + 2048), 16 // config["num_warps"])
+        stage, staged = _shared(problem, config["BLOCK_M"], config["BLOCK_N"])
+        needed = config["num_stages"] * stage + staged + 2048
+        together = min(problem.target.shared_memory // needed, 16 // config["num_warps"])
         return min(_shape(problem).tiles(config), max(together, 1) * problem.target.processors)
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
@@ -266,10 +277,10 @@ class ImplicitGemmTma(TritonEngine):
         depth = -(-shape.red // shape.step) * shape.step
         gemm = Gemm(tiles // across * config["BLOCK_M"], v.out, depth, v.taps, 1, v.dtype, problem.math)
         known = {"num_warps": 8} if config["BLOCK_M"] == 256 else {}  # a tile whose rate is listed
-        time = CAUTION * seconds(gemm, {**config, **known, "BLOCK_K": shape.step}, target)
+        time = seconds(gemm, {**config, **known, "BLOCK_K": shape.step}, target)
         packed = shape.descriptors_at
         traffic = (problem.bytes + 2.0 * packed) / (0.8 * target.bandwidth)
-        return max(time, traffic) + (2 if packed else 1) * LAUNCH[target.kind]
+        return max(time, traffic) + start(target, 2 if packed else 1)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         shape = _shape(problem)

@@ -11,10 +11,10 @@ filled tiles waste, and 8 bytes times `SPLIT_K` for every element of dw.
 """
 
 from ...core.engine import Config
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.conv_wgrad import GatheredWgrad, View, product_seconds, wgrad
 from .._triton.launch import Launch
+from .._triton.tiles import start
 
 
 class ImplicitGemmWgrad(GatheredWgrad):
@@ -26,9 +26,10 @@ class ImplicitGemmWgrad(GatheredWgrad):
         return View.of(problem).split.size(config)
 
     def cost(self, problem: Problem, config: Config) -> float:
-        split = View.of(problem).split
+        v = View.of(problem)
+        split = v.split
         launches = 1 if split.parts(config) == 1 else 2
-        return product_seconds(problem, split.gemm, config) + launches * LAUNCH[problem.target.kind]
+        return product_seconds(problem, split, config, v.packed) + start(problem.target, launches)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         return wgrad(problem, View.of(problem), config, 0)

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.conv_wgrad import GatheredWgrad, View, product, product_seconds
 from .._triton.launch import Launch, Slice
 from .._triton.split import add_parts
+from .._triton.tiles import start
 
 BLOCK = 1024
 
@@ -40,10 +40,11 @@ class ImplicitGemmWgradAtomic(GatheredWgrad):
         return split.elements * (8 if split.part_type == "f64" else 4)
 
     def cost(self, problem: Problem, config: Config) -> float:
-        split, target = View.of(problem).split, problem.target
+        v, target = View.of(problem), problem.target
+        split = v.split
         # an atomic addition is a round trip to the L2 cache: four times a plain store of 4 bytes
         adding = 16.0 * split.parts(config) * split.elements / target.bandwidth
-        return product_seconds(problem, split.gemm, config) + adding + 3 * LAUNCH[target.kind]
+        return product_seconds(problem, split, config, v.packed) + adding + start(target, 3)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         v = View.of(problem)

@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .._triton.conv_wgrad import View, wgrad
@@ -32,7 +31,7 @@ from .._triton.index import INT32, divide, reciprocal
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
 from .._triton.pack import SIZES, Pixels, Planes, is_aligned, merged, padded
 from .._triton.split import Split, named
-from .._triton.tiles import Gemm, seconds
+from .._triton.tiles import Gemm, seconds, start
 
 
 @triton.jit
@@ -292,9 +291,10 @@ class ImplicitGemmWgradPacked(TritonEngine):
         launches = len(method.launches(problem, config))
         packing = 0.0
         if method.parts_at:  # x is read from the second-level cache again for every copy
-            packing = (problem["x"].nbytes + method.parts_at) / (0.7 * target.bandwidth)
+            rate = 0.7 if problem.op.stride[-1] == 1 else 0.35  # a stride leaves half of what a warp reads unused
+            packing = (problem["x"].nbytes + method.parts_at) / (rate * target.bandwidth)
         traffic = (problem["dy"].nbytes + method.parts_at) / (0.8 * target.bandwidth)
-        return packing + max(seconds(split.gemm, config, target), traffic) + launches * LAUNCH[target.kind]
+        return packing + max(seconds(split.gemm, config, target), traffic) + start(target, launches)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         return _method(problem).launches(problem, config)

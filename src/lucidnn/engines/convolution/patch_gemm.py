@@ -7,9 +7,10 @@ which the same copy leads back, ``dy^T patches`` for the filter's. The order of 
 that the filter is a matrix as it lies; products are BLAS (cuBLAS on a GPU), and a channels-first y is one product an
 image. Inputs that no patch covers get zero gradients.
 
-Cost: the product's, and reading and writing x once. Long 16-bit sums on a GPU go through a float32 product in the
-workspace, because BLAS may round the parts of a split sum. Limits: one group, one data type, dense tensors (x may lie
-anyhow); the epilogue is what a BLAS call can do: alpha, and one of bias or beta * z, no z for the data gradient.
+Cost: the product's, and reading and writing x once. Long 16-bit sums on a GPU, and a z that is added with beta = 1, go
+through a float32 product in the workspace, because BLAS may round before it has summed. Limits: one group, one data
+type, dense tensors (x may lie anyhow); the epilogue is what a BLAS call can do: alpha, and one of bias or beta * z, no
+z for the data gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
-from ._blas import multiply, require_same_math, rounds_parts
+from .._triton.tiles import start
+from ._blas import multiply, require_same_math, rounds_early
 
 TYPES = ("f64", "f32", "f16", "bf16")
 
@@ -69,13 +71,16 @@ class PatchGemm(Engine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         layout, g = _Layout(problem), Geometry.of(problem)
-        # Thin products starve the units; copies with five axes reach about half of the rate on a GPU, where they
-        # hide behind the product of others. On a CPU they follow each other, and a copy that scatters is slowest.
+        # Thin products starve the units, and the copies come before or after them. One that scatters is slowest.
         fill = min(g.K, 64) * min(layout.depth, 64) * min(layout.rows, 64) / 64**3
         efficiency, launches = 0.8 * max(fill, 1 / 64), 1 + (layout.copied > 0) + 3 * layout.precise
         if problem.target.is_gpu:
-            traffic = problem.bytes + 4 * layout.copied
-            return roofline(problem, bytes=traffic, compute_efficiency=efficiency, launches=launches)
+            # Runs are as long as the filter is wide where the channels are not innermost: a sixteenth of the rate.
+            slow = 4 if g.x_strides[1] == 1 else 16
+            sums = 12 * problem[problem.outputs[0]].numel if layout.precise else 0
+            moved = (2 * slow * layout.copied + sums) / problem.target.bandwidth
+            product = roofline(problem, compute_efficiency=efficiency, launches=0)
+            return product + moved + start(problem.target, launches)
         slow = 16 if problem.op.name == "conv_dgrad" else 4
         copies = roofline(problem, flops=0.0, bytes=2 * slow * layout.copied, launches=0)
         return copies + roofline(problem, compute_efficiency=efficiency, launches=launches)
@@ -94,7 +99,9 @@ class PatchGemm(Engine):
             third_size, third_step = (y_size, y_step) if direction == "conv_fprop" else (w_size, (v.depth, 1))
         elif "bias" in order and direction == "conv_fprop":
             stride = problem["bias"].strides[0]
-            added, beta, third_size, third_step = order.index("bias"), 1.0, y_size, (0,) * (len(y_size) - 1) + (stride,)
+            added, beta = order.index("bias"), 1.0
+            # A vector where it can be: of a matrix of 16-bit numbers the sum is rounded twice (`rounds_early`).
+            third_size, third_step = ((g.K,), (stride,)) if len(y_size) == 2 else (y_size, (0, 0, stride))
         # The data gradient's bias, one a channel of dx, joins when the patches are put in their places.
         shift = order.index("bias") if "bias" in order and direction == "conv_dgrad" else None
         steps = [0] * len(x_size)
@@ -197,7 +204,7 @@ class _Layout:
             self.flat = tuple(zip(*joined, depth))
         out = problem[problem.outputs[0]]
         long = {"conv_fprop": self.depth, "conv_dgrad": g.K, "conv_wgrad": self.rows}[direction]
-        self.precise = rounds_parts(problem, long, out.numel)
+        self.precise = rounds_early(problem, long, out.numel)
         item, patches = g.x.itemsize, self.rows * self.depth
         pieces, self.copied = {}, 0
         if self.flat is None and not (direction == "conv_dgrad" and self.precise):

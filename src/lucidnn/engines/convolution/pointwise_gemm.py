@@ -3,9 +3,10 @@
 Method: with one tap, no stride and no padding, a convolution of dense tensors is ``y = x w^T`` over (points, channels)
 matrices where channels are innermost or there is one point, and ``y[n] = w x[n]`` image by image where points are
 innermost. A filter as large as the image is the same, with every pixel of every channel a channel of its own. No data
-is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's; long 16-bit sums on a
-GPU go through a float32 product in the workspace, because BLAS may round the parts of a split sum. Limits: the epilogue
-is what a BLAS call can do (alpha, and one of bias or beta * z); the filter gradient needs a matrix form of x and dy.
+is moved or copied; the product is BLAS (cuBLAS on a GPU). Cost: the product's; long 16-bit sums on a GPU, and a z that
+is added with beta = 1, go through a float32 product in the workspace, because BLAS may round before it has summed.
+Limits: the epilogue is what a BLAS call can do (alpha, and one of bias or beta * z); the filter gradient needs a matrix
+form of x and dy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
-from ._blas import require_same_math, rounds_parts
+from .._triton.tiles import FILL, start
+from ._blas import require_same_math, rounds_early
 
 
 class PointwiseGemm(Engine):
@@ -66,8 +68,13 @@ class PointwiseGemm(Engine):
         # Thin products starve the units: a side shorter than a tile fills it in part only.
         tile = 64 if problem.target.is_gpu else 16
         fill = min(g.C, tile) * min(g.K, tile) * min(points, tile) / tile**3
-        launches = 3 if _long(problem, g) else 1
-        return roofline(problem, compute_efficiency=0.8 * max(fill, 1 / 64), launches=launches)
+        efficiency = 0.8 * max(fill, 1 / 64)
+        if not problem.target.is_gpu:
+            return roofline(problem, compute_efficiency=efficiency)
+        long = _long(problem, g)  # the product is written, read and converted
+        moved = 12 * problem[problem.outputs[0]].numel / problem.target.bandwidth if long else 0.0
+        product = FILL + roofline(problem, compute_efficiency=efficiency, launches=0)
+        return product + moved + start(problem.target, 3 if long else 1)
 
     def build(self, problem: Problem, config: Config) -> Run:
         g = _points(problem)
@@ -91,7 +98,9 @@ class PointwiseGemm(Engine):
             added, beta = order.index("z"), e.beta
         elif "bias" in order:
             step = problem["bias"].strides[0]
-            added, beta, tx = order.index("bias"), 1.0, (0, step, 0) if by_image else (0, step)
+            added, beta = order.index("bias"), 1.0
+            # A vector where it can be: of a matrix of 16-bit numbers the sum is rounded twice (`rounds_early`).
+            sx, tx = (so, (0, step, 0)) if by_image else (so[-1:], (step,))
         multiply_add = torch.baddbmm if by_image else torch.addmm
 
         def run_added(t: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
@@ -132,11 +141,11 @@ def _points(problem: Problem) -> Geometry:
 
 
 def _long(problem: Problem, g: Geometry) -> bool:
-    """Whether BLAS might split the reduction and round the parts: then they are summed in float32 beside the output."""
+    """Whether BLAS might round before all is summed: then the product is a float32 one beside the output."""
     rows = g.N * math.prod(g.in_size)
     depth = {"conv_fprop": g.C, "conv_dgrad": g.K, "conv_wgrad": rows}[problem.op.name]
     out = problem[problem.outputs[0]]
-    return rounds_parts(problem, depth, out.numel)
+    return rounds_early(problem, depth, out.numel)
 
 
 # (direction, image by image) -> left operand, transposed?, right operand, transposed?

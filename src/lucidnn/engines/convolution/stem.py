@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config, Refusals
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from ...ops.convolution import Geometry
 from .._triton.index import INT32
@@ -27,7 +26,7 @@ from .._triton.launch import Launch, Slice, TritonEngine
 from .._triton.result import places, store_pixels
 from .._triton.runs import Runs, where_in_runs
 from .._triton.tf32 import rounded
-from .._triton.tiles import Gemm, ranked, seconds, shapes
+from .._triton.tiles import Gemm, one_by_one, ranked, seconds, shapes, start
 
 DTYPES = ("f64", "f32", "f16", "bf16")
 MOST_CHANNELS = 4  # of a group
@@ -79,9 +78,9 @@ def conv_stem(
     for step in range(STEPS):
         index = step * BLOCK_K + tl.arange(0, BLOCK_K)
         shift, dd, dh, dc, real = where_in_runs(
-            index, x_c_stride, x_d_stride, x_h_stride, x_run_stride, T, R, RUN, RUN_STEP, PAD, DILATION_D, DILATION_H
-        )
-        real = real & (index < LINES * PAD)
+            index, x_c_stride, x_d_stride, x_h_stride, x_run_stride,
+            T, R, RUN, RUN_STEP, PAD, LINES, DILATION_D, DILATION_H,
+        )  # fmt: skip
         # unsigned, a negative number is a large one: one comparison for both ends of an axis
         h = (h_rows + dh[None, :]).to(tl.uint32)
         columns = (column_rows + dc[None, :]).to(tl.uint32)
@@ -163,16 +162,13 @@ class Stem(TritonEngine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         target = problem.target
-        gemm, _ = self._cut(problem, config["BLOCK_K"])
-        # Every element of the gathered operand is a load of its own and goes through registers: half of the rate at
-        # which loads are issued has to do.
-        loads = gemm.m * gemm.depth * gemm.batch * -(-gemm.n // config["BLOCK_N"])
-        issue = target.flops("f32") / 8 * 0.5
-        traffic = problem.bytes / (0.8 * target.bandwidth)
-        # More than 32 of them a thread leave no registers for their addresses.
-        held = config["BLOCK_M"] * config["BLOCK_K"] / (32 * config["num_warps"])
-        issue /= max(1.0, held / 32)
-        return max(seconds(gemm, config, target), loads / issue, traffic) + 2 * LAUNCH[target.kind]
+        gemm, runs = self._cut(problem, config["BLOCK_K"])
+        # Every element of the gathered operand is a load of its own and goes through registers.
+        beside = runs.stride == 1
+        gathered = config["BLOCK_M"] * config["BLOCK_K"]
+        loading = one_by_one(config, target, near=gathered if beside else 0.0, far=0.0 if beside else gathered)
+        traffic = problem.bytes / (0.75 * target.bandwidth)
+        return max(seconds(gemm, config, target, loading), traffic) + start(target, 2)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         g, (gemm, runs) = Geometry.of(problem), self._cut(problem, config["BLOCK_K"])

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from ...core.engine import Config, Run
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.index import pixels_first
 from .._triton.launch import Launch, Program, Slice, TritonEngine
+from .._triton.tiles import start
 from .._triton.winograd import SIZES, Winograd, require
 
 Stack = tuple[int, tuple[int, ...], bool]
@@ -87,7 +87,7 @@ class WinogradGemmTriton(TritonEngine):
         rate = target.flops(v.dtype, _math(problem)) * 0.55 * max(thin, 1 / 64)
         traffic = problem.bytes + 2.0 * self.workspace_size(problem, config)
         busy = products / rate + traffic / (0.6 * target.bandwidth)
-        return CAUTION * (busy + 5 * LAUNCH[target.kind])
+        return busy + start(target, 4)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         """The kernels before the product, and the one after it."""
@@ -141,9 +141,6 @@ class WinogradGemmTriton(TritonEngine):
             after(tensors, workspace)
 
         return run
-
-
-CAUTION = 2.0  # no GPU has been asked yet: to be chosen it has to promise more than measured engines do
 
 
 def _flag() -> str:

@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 
 from ...core.engine import Config
-from ...core.heuristics import LAUNCH
 from ...core.problem import Problem
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
 from .._triton.result import places
+from .._triton.tiles import start
 from .._triton.winograd import SIZES, Winograd, require, store_tile, tile_place, window
 
 
@@ -97,8 +97,8 @@ _BLOCKS = {
 # The same for filters of three taps along one axis: few points, larger blocks.
 _BLOCKS_OF_LINES = dict.fromkeys((2, 4), ((64, 64, 16, 8), (32, 64, 16, 8), (32, 32, 16, 4), (16, 16, 16, 4)))
 # Guess of the part of the peak that products reach for each sum a thread has at a point: with few of them it loads more
-# than it multiplies. Twice as much has to be promised as long as no GPU has been asked.
-RATE, MOST_RATE, CAUTION = 0.03, 0.25, 2.0
+# than it multiplies.
+RATE, MOST_RATE = 0.03, 0.35
 
 
 class WinogradTriton(TritonEngine):
@@ -145,7 +145,7 @@ class WinogradTriton(TritonEngine):
         # Every block reads its windows and filters, from the second-level cache as a rule: three times memory's rate.
         read = (config["BLOCK_M"] + config["BLOCK_N"]) * v.points * v.channels[0] * 4.0 * blocks
         traffic = problem.bytes / (0.6 * target.bandwidth) + read / (3 * target.bandwidth)
-        return CAUTION * max(products, traffic) + 2 * LAUNCH[target.kind]
+        return max(products, traffic) + start(target, 2)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         v = Winograd(problem, config["TILE"])

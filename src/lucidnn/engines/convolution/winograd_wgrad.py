@@ -6,7 +6,9 @@ cut into tiles of m x m pixels of dy: each is F(r, m) with m + r - 1 points an a
 out to parts, a fixed range each. A part copies the pixels of some tiles into a slab (zero-padded, any layout and type),
 transforms them to ``[point][tile][channel]``, and, panel of filters by panel, does the same with dy; the register tile
 of `lucidnn.engines._numba.microkernel` then runs over the tiles and adds to the part's own sums
-``[point][channel][filter]``. At the end these are added in order, transformed to filters, scaled and written.
+``[point][channel][filter]``. At the end these are added in order, transformed to filters, scaled and written. Where the
+sums of all filters would take more memory than a process is given again without the system clearing it, filters are
+taken in several passes over x, whose sums share the place.
 
 Cost. The products at 85 % of the machine's rate and the transforms of x and dy. Scratch: (m + r - 1)^2 / r^2 times the
 filters for each part that works on other pixels than the rest.
@@ -48,10 +50,9 @@ from .._numba.winograd import (
 )
 
 TILE_BYTES = 1 << 20  # transformed tiles of x of a block
-LEAST, MOST = 48, 128  # tiles of a block: all sums are read and written for each
-CACHED = 8 << 20  # bytes of sums from which on that takes longer than reading more tiles again
+LEAST, MOST = 48, 128  # tiles of a block: all sums of a pass are read and written for each
 SLAB_BYTES = 192 << 10
-COPIES = 96 << 20  # bytes that the parts' sums may take together before parts share pixels instead
+SUM_BYTES = 24 << 20  # of a pass: a C library hands out more than 32 MB anew each time, page by page, at 0.27 ns a byte
 # Operations that it costs to make an element of a tile of x or dy, to add to a sum, to transform and write that.
 IN, GRADIENT, ADDED, FINISHED = 34, 20, 14, 73
 _VECTOR = lanes(1)  # bytes
@@ -61,13 +62,14 @@ _VECTOR = lanes(1)  # bytes
     GROUPS, CHANNELS, FILTERS, IN_D, IN_H, IN_W, X_N, X_C, X_D, X_H, X_W, OUT_H, OUT_W, Y_N, Y_K, Y_D, Y_H, Y_W,
     LOW_H, LOW_W, CASE, TURNED, M_H, M_W, N_H, N_W, R_H, R_W, TILES_H, TILES_W, LINES, BLOCK_LINES, BLOCK_COLUMNS,
     COLUMN_PARTS, BLOCKS, ROWS, C_BLOCK, WIDTH, PANELS, PITCH, A_PLANE, B_PLANE, C_PLANE, SLAB, TILES, GRADIENTS, SLOT,
-    SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, CHUNK, W_GROUP, W_K, W_C, Z_GROUP, Z_K, Z_C, HAS_Z, TAPS,
-) = range(60)  # fmt: skip
+    SUMS, PIXEL_PARTS, FILTER_PARTS, PARTS, CHUNK, GROUPS_AT_ONCE, PANELS_AT_ONCE, W_GROUP, W_K, W_C, Z_GROUP, Z_K, Z_C,
+    HAS_Z, TAPS,
+) = range(62)  # fmt: skip
 
 
 @kernel
-def _part(part, parts, table, x, dy, sums, scratch, like, acc):
-    """One part: its blocks of tiles, its panels of filters, every group."""
+def _part(part, parts, table, x, dy, sums, g0, g1, k0, k1, scratch, like, acc):
+    """One part of a pass over groups g0 to g1, panels k0 to k1: its blocks of tiles, its panels of filters."""
     t = pointer(table, 0)
     size, width, points = size_of(acc), t[WIDTH], t[N_H] * t[N_W]
     pixel_part, filter_part = part % t[PIXEL_PARTS], part // t[PIXEL_PARTS]
@@ -75,12 +77,13 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
     tiles = slab + t[SLAB] * size
     gradients = tiles + t[TILES] * size
     stage = gradients + t[GRADIENTS] * size
-    first, last = t[PANELS] * filter_part // t[FILTER_PARTS], t[PANELS] * (filter_part + 1) // t[FILTER_PARTS]
+    panels, filter_parts = k1 - k0, t[FILTER_PARTS]
+    first, last = k0 + panels * filter_part // filter_parts, k0 + panels * (filter_part + 1) // filter_parts
     begin, end = t[BLOCKS] * pixel_part // t[PIXEL_PARTS], t[BLOCKS] * (pixel_part + 1) // t[PIXEL_PARTS]
     steps = (t[M_H], t[M_W])
     x_sizes, x_strides = (t[IN_D], t[IN_H], t[IN_W]), (t[X_C], t[X_D], t[X_H], t[X_W])
     y_sizes, y_strides = (t[IN_D], t[OUT_H], t[OUT_W]), (t[Y_K], t[Y_D], t[Y_H], t[Y_W])
-    for group in range(t[GROUPS]):
+    for group in range(g0, g1):
         for block in range(begin, end):
             l0 = block // t[COLUMN_PARTS] * t[BLOCK_LINES]
             l1 = min(l0 + t[BLOCK_LINES], t[LINES])
@@ -122,7 +125,8 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
                         )  # fmt: skip
                     line += down
                 if k >= first:
-                    c = sums + (pixel_part * t[SUMS] + (group * t[PANELS] + k) * points * t[C_PLANE]) * size
+                    panel = (group - g0) * panels + k - k0
+                    c = sums + (pixel_part * t[SUMS] + panel * points * t[C_PLANE]) * size
                     correlations(
                         points, (l1 - l0) * across, t[CHANNELS], width, tiles, t[A_PLANE], t[PITCH],
                         gradients, t[B_PLANE], c, t[C_PLANE], table + TAPS * 8, ADD if block > begin else 0, acc,
@@ -130,14 +134,17 @@ def _part(part, parts, table, x, dy, sums, scratch, like, acc):
 
 
 @kernel
-def _finish(task, slot, table, scalars, sums, z, dw, scratch, acc, z_like, out):
-    """Add the parts' sums of some channels and one panel of filters in order, transform, scale and write."""
+def _finish(task, slot, table, scalars, sums, z, dw, g0, first, panels, scratch, acc, z_like, out):
+    """Add the parts' sums of some channels and one panel of filters in order, transform, scale and write.
+
+    The sums are those of `panels` panels from the `first` on of groups from g0 on.
+    """
     t, f = pointer(table, 0), pointer(scalars, 0.0)
     source, target, add = pointer(sums, acc), pointer(dw, out), pointer(z, z_like)
     size, width, taps, points = size_of(acc), t[WIDTH], t[R_H] * t[R_W], t[N_H] * t[N_W]
     chunks = (t[CHANNELS] + t[CHUNK] - 1) // t[CHUNK]
     c0, panel = task % chunks * t[CHUNK], task // chunks
-    group, k0 = panel // t[PANELS], panel % t[PANELS] * width
+    group, k0 = g0 + panel // panels, (first + panel % panels) * width
     count, valid = min(t[CHUNK], t[CHANNELS] - c0), min(width, t[FILTERS] - k0)
     start = panel * points * t[C_PLANE] + c0 * width
     for i in range(1, t[PIXEL_PARTS]):
@@ -169,13 +176,20 @@ def _finish(task, slot, table, scalars, sums, z, dw, scratch, acc, z_like, out):
 
 @kernel
 def _filter_gradient(table, scalars, x, dy, z, dw, scratch, threads, like, acc, z_like, out):
-    """Every part, then the sums' transform. `z` is 0 where there is none."""
+    """Pass by pass every part, then the sums' transform. `z` is 0 where there is none."""
     t = pointer(table, 0)
     sums = (scratch + ALIGN - 1) // ALIGN * ALIGN
     rest = sums + t[PIXEL_PARTS] * t[SUMS] * size_of(acc)
-    nb.launch(_part, t[PARTS], threads, (table, x, dy, sums, rest, like, acc))
-    tasks = t[GROUPS] * t[PANELS] * ((t[CHANNELS] + t[CHUNK] - 1) // t[CHUNK])
-    nb.launch_tasks(_finish, tasks, threads, (table, scalars, sums, z, dw, rest, acc, z_like, out))
+    chunks = (t[CHANNELS] + t[CHUNK] - 1) // t[CHUNK]
+    for g0 in range(0, t[GROUPS], t[GROUPS_AT_ONCE]):
+        g1 = min(g0 + t[GROUPS_AT_ONCE], t[GROUPS])
+        for k0 in range(0, t[PANELS], t[PANELS_AT_ONCE]):
+            k1 = min(k0 + t[PANELS_AT_ONCE], t[PANELS])
+            nb.launch(_part, t[PARTS], threads, (table, x, dy, sums, g0, g1, k0, k1, rest, like, acc))
+            tasks = (g1 - g0) * (k1 - k0) * chunks
+            nb.launch_tasks(
+                _finish, tasks, threads, (table, scalars, sums, z, dw, g0, k0, k1 - k0, rest, acc, z_like, out)
+            )  # fmt: skip
 
 
 class _Plan:
@@ -204,9 +218,7 @@ class _Plan:
         self.pitch += lane if self.pitch * self.itemsize % 1024 == 0 else 0
         self.tiles_h, self.tiles_w = -(-g.out_size[1] // m_h), -(-g.out_size[2] // m_w)
         self.lines = g.N * g.out_size[0] * self.tiles_h
-        sums = self.points * self.channels * self.panels * self.width * self.groups * self.itemsize
-        least = LEAST if sums <= CACHED else MOST
-        most = min(max(least, TILE_BYTES // (self.points * self.pitch * self.itemsize)), MOST)
+        most = min(max(LEAST, TILE_BYTES // (self.points * self.pitch * self.itemsize)), MOST)
         self.columns = even_parts(self.tiles_w, most)
         self.column_parts = -(-self.tiles_w // self.columns)
         self.block_lines = even_parts(self.lines, max(most // self.columns, 1))
@@ -232,21 +244,35 @@ class _Plan:
         self.tile_elements = aligned(self.points * self.a_plane + lane, self.itemsize)
         self.gradient_elements = aligned(self.points * self.b_plane + lane, self.itemsize)
         self.slot = self.slab + self.tile_elements + self.gradient_elements + aligned(staging_elements(), self.itemsize)
-        self.sums = aligned(self.groups * self.panels * self.points * self.c_plane, self.itemsize)
-
-        copies = max(1, COPIES // (self.sums * self.itemsize))
+        one = self.points * self.c_plane  # sums of a panel
         tiles_of_x = self.lines * self.tiles_w * self.points * self.channels * self.groups
+
+        def at_once(pixel_parts):
+            # Groups and panels of a pass: some groups as a whole, or some panels of one.
+            some = max(1, SUM_BYTES // (pixel_parts * one * self.itemsize))
+            if some >= self.panels:
+                return min(some // self.panels, self.groups), self.panels
+            return 1, even_parts(self.panels, some, self.processors // pixel_parts)
+
+        def passes(pixel_parts):
+            groups, panels = at_once(pixel_parts)
+            return -(-self.groups // groups) * -(-self.panels // panels)
 
         def moved(pixel_parts):
             # Parts that share pixels transform them each; parts that share filters keep their own sums and add them.
             filter_parts = min(self.panels, -(-self.processors // pixel_parts))
-            return 4 * pixel_parts * self.sums + filter_parts * tiles_of_x
+            again = -(-self.panels // at_once(pixel_parts)[1])
+            return 4 * pixel_parts * self.groups * self.panels * one + filter_parts * again * tiles_of_x
 
-        choices = [p for p in range(1, min(self.processors, self.blocks, copies) + 1) if self.processors % p == 0]
-        full = [p for p in choices if self.panels >= self.processors // p]
+        choices = [p for p in range(1, min(self.processors, self.blocks) + 1) if self.processors % p == 0]
+        full = [p for p in choices if at_once(p)[1] >= self.processors // p]
         self.pixel_parts = min(full, key=moved) if full else choices[-1]
-        self.filter_parts = max(1, min(self.panels, self.processors // self.pixel_parts))
+        self.groups_at_once, self.panels_at_once = at_once(self.pixel_parts)
+        self.passes = passes(self.pixel_parts)
+        self.filter_parts = max(1, min(self.panels_at_once, self.processors // self.pixel_parts))
         self.parts = self.pixel_parts * self.filter_parts
+        self.sums = aligned(self.groups_at_once * self.panels_at_once * one, self.itemsize)
+        self.rounds = -(-self.panels // self.panels_at_once)  # times that x is transformed
 
     def _tabulate(self, problem, g: Geometry) -> None:
         z = problem.tensors.get("z")
@@ -260,6 +286,7 @@ class _Plan:
         values += [self.blocks, self.rows, self.c_block, self.width, self.panels, self.pitch]
         values += [self.a_plane, self.b_plane, self.c_plane, self.slab, self.tile_elements, self.gradient_elements]
         values += [self.slot, self.sums, self.pixel_parts, self.filter_parts, self.parts, self.chunk]
+        values += [self.groups_at_once, self.panels_at_once]
         for strides in (g.w_strides, z_strides):
             values += [strides[0] * self.filters, *strides[:2]]
         values += [int(z is not None)]
@@ -313,10 +340,10 @@ class WinogradWgrad(Engine):
         filters = plan.groups * plan.channels * plan.panels * plan.width * plan.points
         tiles = plan.lines * plan.tiles_w * plan.groups * plan.points
         product = 2.0 * tiles * plan.channels * plan.panels * plan.width
-        inputs = tiles * -(-plan.channels // lanes(plan.itemsize)) * lanes(plan.itemsize) * plan.filter_parts
+        inputs = tiles * aligned(plan.channels, plan.itemsize) * plan.filter_parts * plan.rounds
         moved = weight(plan.points) * (IN * inputs + GRADIENT * tiles * plan.panels * plan.width)
         moved += (ADDED * plan.blocks + FINISHED * plan.pixel_parts) * filters
-        return seconds(problem, plan, product, moved, 2)
+        return seconds(problem, plan, product, moved, 2 * plan.passes)
 
     def build(self, problem, config):
         plan = _plan(problem, config["tile"])
