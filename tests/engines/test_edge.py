@@ -119,7 +119,7 @@ def test_answers_are_repeatable_plain_values(engine, kind):
 
 def accumulates(engine, problem: Problem, device: torch.device) -> None:
     """z may be the output itself: the result is added to what is there."""
-    (out,) = problem.outputs
+    out = problem.outputs[0]
     config = engine.configs(problem)[0]
     run, size = engine.build(problem, config), engine.workspace_size(problem, config)
     inputs = {role: allocate(problem[role], device)[0] for role in problem.inputs}
@@ -128,7 +128,8 @@ def accumulates(engine, problem: Problem, device: torch.device) -> None:
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     expected, fault = run_guarded(problem, run, size, inputs, device)
     workspace = torch.full((size,), 255, dtype=torch.uint8, device=device)
-    run((*(inputs[r] for r in problem.inputs), inputs["z"]), workspace if size else None)
+    others = [allocate(problem[role], device)[0] for role in problem.outputs[1:]]
+    run((*(inputs[r] for r in problem.inputs), inputs["z"], *others), workspace if size else None)
     assert not fault and repeats(problem, engine, expected, {out: inputs["z"]}, out)
 
 

@@ -1,0 +1,1 @@
+"""Ways to do a batch normalization, one file each."""
