@@ -14,6 +14,7 @@ from lucidnn.core import registry
 from lucidnn.core.problem import Problem
 from lucidnn.core.target import Target
 from lucidnn.engines._winograd import POINTS, amplification, relative_error, transforms
+from lucidnn.engines.convolution import winograd_wgrad
 from lucidnn.ops.activation import ACTIVATIONS
 from lucidnn.ops.convolution import Geometry
 from lucidnn.testing import tolerance, verify
@@ -148,3 +149,27 @@ def test_many_filters_on_any_number_of_threads(line, processors):
     (engine,) = engines(problem)
     for config in engine.configs(problem):
         assert not verify(problem, engine, config, CPU).fault
+
+
+@pytest.mark.parametrize("room", [1, 20_000, 200_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "conv_wgrad x=f32[2,40,13,12] dy=f32[2,150,13,12] dw=f32[150,40,3,3] padding=1",
+        "conv_wgrad x=f32[3,24,11,9]@nhwc dy=f32[3,99,11,9]@nhwc z=f32[99,8,3,3] dw=f32[99,8,3,3] padding=1 groups=3"
+        " beta=0.5",
+    ],
+)
+def test_the_filter_gradient_takes_filters_in_passes(line, room, monkeypatch):
+    """Real layers need several passes above 24 MB of sums; here there is room for few panels or groups of filters."""
+    monkeypatch.setattr(winograd_wgrad, "SUM_BYTES", room)
+    monkeypatch.setattr(winograd_wgrad.nb, "worthwhile", lambda operations, limit: limit)
+    problem = Problem.parse(f"{line} on=cpu")
+    winograd_wgrad._plan.cache_clear()
+    try:
+        engine = registry.get("conv.winograd_wgrad")
+        for config in engine.configs(problem):
+            assert winograd_wgrad._plan(problem, config["tile"]).passes > 1 or room > 100_000
+            assert not verify(problem, engine, config, CPU).fault, (line, config)
+    finally:
+        winograd_wgrad._plan.cache_clear()

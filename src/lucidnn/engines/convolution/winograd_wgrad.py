@@ -54,7 +54,7 @@ LEAST, MOST = 48, 128  # tiles of a block: all sums of a pass are read and writt
 SLAB_BYTES = 192 << 10
 SUM_BYTES = 24 << 20  # of a pass: a C library hands out more than 32 MB anew each time, page by page, at 0.27 ns a byte
 # Operations that it costs to make an element of a tile of x or dy, to add to a sum, to transform and write that.
-IN, GRADIENT, ADDED, FINISHED = 34, 20, 14, 73
+IN, GRADIENT, ADDED, FINISHED = 34, 20, 5, 160
 _VECTOR = lanes(1)  # bytes
 
 # The integers that the kernels read, in this order; a zero and the taps' offsets in dw and z follow.
