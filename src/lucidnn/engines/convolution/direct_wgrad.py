@@ -27,10 +27,10 @@ from .. import _numba as nb
 from .._cpu_convolution import summing
 from .._numba.blocks import (
     ALIGN,
-    IN_CACHE,
     SLAB_BYTES,
     TYPES,
     aligned,
+    cleared,
     even_parts,
     flattened,
     grouping,
@@ -314,11 +314,14 @@ class DirectWgrad(Engine):
 
     def cost(self, problem, config):
         plan = _plan(problem)
-        # Slabs and panels stay in the cache; the parts' sums are written, read and written out.
+        # Slabs and panels stay in the cache. The parts' sums are written, read and written out; and read and written by
+        # each block of pixels, which shows where they are more than the cache holds.
         slabs = plan.blocks * math.prod(plan.spans) * plan.channels * plan.filter_parts
         panels = plan.blocks * plan.rows * plan.columns * plan.panels * plan.width
-        packed = IN_CACHE * (slabs + panels) + 2 * plan.pixel_parts * plan.sums
-        return seconds(problem, plan, packed)
+        sums = plan.pixel_parts * plan.sums * plan.itemsize
+        again = 0.1 * plan.blocks * plan.sums * plan.itemsize if plan.sums * plan.itemsize > 1 << 20 else 0.0
+        images = problem["x"].nbytes + problem["dy"].nbytes + 0.15 * (slabs + panels) * plan.itemsize
+        return seconds(problem, plan, images + 3.7 * sums + again + cleared(sums))
 
     def build(self, problem, config):
         plan = _plan(problem)

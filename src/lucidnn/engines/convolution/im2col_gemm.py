@@ -4,7 +4,7 @@ Method. With the inputs of every output pixel written out as a matrix, forward i
 ``dy columns^T``, and the data gradient folds ``W^T dy`` back; the products go to BLAS through ``torch.mm`` and
 ``torch.bmm``. The matrix is channel-major or pixel-major (`lucidnn.engines._numba.im2col`) to suit the tensors' layout,
 so that dense channels-first and channels-last tensors enter and leave the product without a copy. Images are taken in
-blocks that keep the matrix below 32 MB; where one image is larger, channels are too. 1x1 filters with stride 1 unfold
+blocks that keep the matrix below 24 MB; where one image is larger, channels are too. 1x1 filters with stride 1 unfold
 nothing.
 
 16-bit tensors are converted on the way into the matrix and out of the product; all sums are float32 (float64 for
@@ -29,10 +29,11 @@ from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._numba import im2col
+from .._numba.blocks import cleared
 from .._numba.finish import Finisher
 
 ALIGN = 64
-MATRIX_BYTES = 32 << 20
+MATRIX_BYTES = 24 << 20  # with what stands beside it below what a C library keeps from call to call
 TYPES = ("f64", "f32", "f16", "bf16")
 _TORCH = {"f64": torch.float64, "f32": torch.float32}
 
@@ -177,11 +178,15 @@ class Im2colGemm(Engine):
         # Thin matrices keep BLAS from its rate.
         columns = layout.pixels * (layout.images if layout.by_pixel else 1)
         thinnest = min(g.K / g.G / 16, g.C / g.G * layout.taps / 16, columns / 96)
-        # The passes follow each other: unfolding and folding come on top of the product.
-        moved = 2 * layout.itemsize * sum(n for name, n in layout.parts.items() if name in ("columns", "y"))
-        return roofline(
-            problem, compute_efficiency=0.85 * min(1.0, thinnest), launches=3 * blocks + products, dtype=layout.acc
-        ) + roofline(problem, flops=0.0, bytes=blocks * moved, memory_efficiency=1.0, launches=0)
+        flops = problem.flops * (1 + 0.4 * (1 / min(1.0, thinnest) - 1))
+        product = roofline(
+            problem, flops=flops, bytes=0.0, compute_efficiency=0.95, launches=3 * blocks + products, dtype=layout.acc
+        )
+        # The passes follow each other: the images, then writing the columns, packing and reading them.
+        images = (1.7 if problem.op.name == "conv_wgrad" else 1.1) * problem.bytes
+        columns, result = (layout.itemsize * layout.parts.get(name, 0) * blocks for name in ("columns", "y"))
+        moved = images + 5 * columns + 2 * result + cleared(layout.workspace)
+        return product + roofline(problem, flops=0.0, bytes=moved, memory_efficiency=1.0, launches=0)
 
     def build(self, problem, config):
         layout = _layout(problem)

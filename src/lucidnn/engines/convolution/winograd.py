@@ -61,6 +61,7 @@ SUM_BYTES = 320 << 10  # and the sums of the panels that are multiplied before a
 LEAST = 28  # tiles of a task, where there are so many: each reads all transformed filters
 SLAB_BYTES = 192 << 10
 FILTER_BYTES = 4 << 20  # more transformed filters than that are not kept, but made anew for each chunk of tiles
+SHARED_BYTES = 24 << 20  # nor of all groups together: a C library keeps 32 MB from call to call
 CHUNK_BYTES = 900 << 10  # sums of a chunk for one panel
 CHANNELS_AT_ONCE = 64  # of a panel of filters for a chunk
 # Operations that it costs to make an element of a tile, a pixel from one, a transformed filter, and to read that.
@@ -312,7 +313,8 @@ class _Plan:
         total = self.lines * self.tiles_w
         point = self.points * self.itemsize
         filter_bytes = point * self.channels * self.panels * self.width
-        self.by_panels = filter_bytes > FILTER_BYTES and self.panels >= 2 * self.processors
+        many = filter_bytes > FILTER_BYTES or filter_bytes * self.groups > SHARED_BYTES
+        self.by_panels = many and self.panels >= 2 * self.processors
         if self.by_panels:
             self.pitch = even_parts(self.channels, CHANNELS_AT_ONCE, lane)
             most = max(LEAST, CHUNK_BYTES // (point * self.width))
