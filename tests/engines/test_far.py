@@ -33,6 +33,9 @@ max_pool_bwd dy=f16[2,8,3,3]@({FAR},9,3,1) index=u8[2,8,3,3] dx=f16[2,8,6,6] win
 max_pool_bwd dy=f16[2,8,3,3] index=u8[2,8,3,3] dx=f16[2,8,6,6]@({FAR},36,6,1) window=2 index_type=u8
 pointwise_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@({FAR},36,6,1) act=relu
 pointwise_bwd dy=f16[2,8,6,6] x=f16[2,8,6,6]@({FAR},36,6,1) dx=f16[2,8,6,6] act=relu
+reduce_fwd x=f16[2,8,6]@({FAR},6,1) mode=max axes=1 index_type=i64
+reduce_fwd x=f16[2,8,6]@({FAR},6,1) mode=add axes=0
+reduce_bwd dy=f16[2,8] x=f16[2,8,6]@({FAR},6,1) y=f16[2,8] mode=norm2 axes=2
 """.strip().splitlines()
 TARGETS = {
     "cpu": Target.parse("cpu"),

@@ -68,6 +68,9 @@ max_pool_bwd dy=f32[16,32,16,16] index=i64[16,32,16,16] dx=f32[16,32,32,32] wind
 pointwise_fwd x=bf16[16,32,32,32]@nhwc bias=bf16[32] act=gelu
 pointwise_fwd x=f64[16,32,33] act=tanh
 pointwise_bwd dy=f32[16,32,32,32] x=f32[16,32,32,32] act=relu
+reduce_fwd x=bf16[16,256,28,28]@nhwc mode=avg axes=2,3
+reduce_fwd x=f32[64,3000] mode=max axes=1 index_type=i64
+reduce_bwd dy=f32[64] x=f32[64,3000] mode=mul axes=1
 """.strip().splitlines()
 
 MANY = """

@@ -23,6 +23,7 @@ from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpos
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
+from .reduction import amax, amin, max, mean, min, norm, prod, reduce_tensor, sum, vector_norm
 from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
+    "amax",
+    "amin",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
@@ -49,12 +52,20 @@ __all__ = [
     "lp_pool1d",
     "lp_pool2d",
     "lp_pool3d",
+    "max",
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
     "max_unpool1d",
     "max_unpool2d",
     "max_unpool3d",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "reduce_tensor",
     "relu",
     "rms_norm",
+    "sum",
+    "vector_norm",
 ]

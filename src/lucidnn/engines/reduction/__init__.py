@@ -1,0 +1,1 @@
+"""Ways to do a reduction, one file each."""
