@@ -74,13 +74,14 @@ def norm_group_fwd(
         trips = tl.cdiv(POINTS, BLOCK_S)
         m = tl.zeros((BLOCK_S, BLOCK_C) if TURNED else (BLOCK_C, BLOCK_S), dtype=FLOAT)
         q = tl.zeros((BLOCK_S, BLOCK_C) if TURNED else (BLOCK_C, BLOCK_S), dtype=FLOAT)
+        one = tl.full((), 1.0, dtype=FLOAT)
         for trip in tl.range(0, trips, num_stages=STAGES):
             s = trip * BLOCK_S + lane
             at = _points(s, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, x_0_stride, x_1_stride, x_2_stride, INNER)
             ok = in_c & columns(s < POINTS, TURNED)
             u = convert(tl.load(xs + columns(at, TURNED), mask=ok, other=0.0), FLOAT)
             d = tl.where(ok, u - m, 0.0)
-            m += d * (1.0 / (trip + 1).to(FLOAT))
+            m += d * (one / (trip + 1))
             q += d * (u - m)
         # How many points each element of the tile has seen.
         weight = tl.where(in_c, columns(tl.cdiv(tl.maximum(POINTS - lane, 0), BLOCK_S).to(FLOAT), TURNED), 0.0)
