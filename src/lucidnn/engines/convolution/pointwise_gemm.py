@@ -71,6 +71,8 @@ class PointwiseGemm(Engine):
             if g.in_size != (1, 1, 1) and any(_layout(t) == "first" for t in problem.tensors.values()):
                 points //= g.N
             short = 0.5 * max(0.0, 96 / points - 1) + max(0.0, 16 / min(g.C, g.K) - 1)
+            if problem.op.name == "conv_wgrad":  # a small matrix of long sums
+                short += 0.7 * max(0.0, 1 - g.C * g.K / 2**17)
             product = roofline(problem, flops=problem.flops * (1 + short), bytes=0.0)
             return product + roofline(problem, flops=0.0, memory_efficiency=1.0, launches=0)
         # Thin products starve the units: a side shorter than a tile fills it in part only.
