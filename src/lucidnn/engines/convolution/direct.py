@@ -62,7 +62,7 @@ from .._numba.packing import (
 
 SCRATCH_PIXELS = 256  # pixels of a task: 32 KB of float32 results for one panel of filters
 PANEL_BYTES = 160 << 10  # filters of one panel that a task reads again and again
-# Passes over memory that a byte of the images costs, where channels have to be turned and where not, and of the filters.
+# Passes over memory that a byte of the images costs, where channels are turned and where not, and of the filters.
 TURNED, MOVED, WEIGHT = 1.4, 1.0, 3.7
 
 # The integers that the kernels read, in this order, at the head of one table; the records of phases and taps follow.
