@@ -166,6 +166,11 @@ max_pool_fwd x=f32[1,1,1,1] window=1
 max_pool_bwd dy=f32[1,1,1,1] index=i64[1,1,1,1] window=1
 pointwise_fwd x=f32[1] act=relu
 pointwise_bwd dy=f32[1] x=f32[1] act=relu
+batch_norm_train_fwd x=f32[2,1,1,1] scale=f32[1] bias=f32[1] running_mean=f32[1] running_variance=f32[1] factor=f32[1]
+batch_norm_bwd dy=bf16[1,1,1,1] x=bf16[1,1,1,1] mean=f32[1] variance=f32[1] scale=f32[1] frozen=1 residual=1 act=relu
+batch_norm_stats x=f32[1,1]
+batch_norm_combine counts=f32[1] means=f32[1,1] m2s=f32[1,1]
+batch_norm_bwd_apply dy=f32[1,1] x=f32[1,1] mean=f32[1] dscale=f32[1] dbias=f32[1] count=f32[1] inv_variance=f32[1]
 """.strip().splitlines()
 
 

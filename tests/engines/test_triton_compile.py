@@ -71,6 +71,8 @@ pointwise_bwd dy=f32[16,32,32,32] x=f32[16,32,32,32] act=relu
 reduce_fwd x=bf16[16,256,28,28]@nhwc mode=avg axes=2,3
 reduce_fwd x=f32[64,3000] mode=max axes=1 index_type=i64
 reduce_bwd dy=f32[64] x=f32[64,3000] mode=mul axes=1
+batch_norm_train_fwd x=bf16[16,64,28,28]@nhwc scale=f32[64] running_mean=f32[64] running_variance=f32[64] act=relu
+batch_norm_bwd dy=f32[16,64,28,28] x=f32[16,64,28,28] mean=f32[64] inv_variance=f32[64] bias=f32[64] act=silu
 """.strip().splitlines()
 
 MANY = """
