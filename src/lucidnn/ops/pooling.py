@@ -301,7 +301,7 @@ class WindowAxis(NamedTuple):
         """Most points that a window has."""
         if self.stride:
             return self.window
-        return max((self.inside(q)[1] for q in range(min(self.count, self.size))), default=0)
+        return max((self.inside(q)[1] for q in range(self.count)), default=0)
 
     def inside(self, q: int) -> tuple[int, int]:
         """Of window q the first place in x, and how many of its points are places in x (`dilation` apart)."""
