@@ -24,6 +24,7 @@ from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
 from .reduction import amax, amin, max, mean, min, norm, prod, reduce_tensor, sum, vector_norm
+from .resampling import interpolate, upsample
 from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "conv_transpose3d",
     "group_norm",
     "instance_norm",
+    "interpolate",
     "layer_norm",
     "linear",
     "lp_pool1d",
@@ -67,5 +69,6 @@ __all__ = [
     "relu",
     "rms_norm",
     "sum",
+    "upsample",
     "vector_norm",
 ]

@@ -1,0 +1,1 @@
+"""Ways to resample images, one file each."""

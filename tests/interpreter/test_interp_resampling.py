@@ -1,0 +1,40 @@
+"""The resampling kernels in Triton's interpreter: the small lines of their list of problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lucidnn.core import registry
+from lucidnn.core.problem import Problem
+from lucidnn.core.target import Target
+from lucidnn.engines._triton.launch import TritonEngine
+from lucidnn.testing import read_problems, verify
+
+PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
+TARGET = Target.parse("cuda:sm_90")
+LINES = [
+    p
+    for p in read_problems(PROBLEMS / "edge_resample.txt", TARGET)
+    if not p.is_empty and max(t.numel for _, t in p.items) <= 1200
+]
+
+
+def check(problem: Problem, tiles: dict[str, int]) -> None:
+    for engine in registry.for_operation(problem.op.name):
+        if isinstance(engine, TritonEngine) and not engine.reasons(problem):
+            config = {**engine.configs(problem)[0], **tiles}
+            found = verify(problem, engine, config, torch.device("cpu"))
+            assert not found.fault, f"{engine.name}: {found.fault}"
+
+
+@pytest.mark.parametrize("problem", LINES, ids=str)
+def test_usual_tiles(problem: Problem) -> None:
+    check(problem, {})
+
+
+@pytest.mark.parametrize("problem", LINES[::5], ids=str)
+def test_small_tiles(problem: Problem) -> None:
+    check(problem, {"BLOCK_R": 4, "BLOCK_L": 8})

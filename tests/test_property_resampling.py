@@ -1,0 +1,52 @@
+"""Resampling problems built at random: text comes back, an engine refuses or is right."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from lucidnn import Problem
+from lucidnn.core import registry
+from lucidnn.testing import verify
+from problems_at_random import DTYPES, TILES, comma, line, tensors
+
+
+@st.composite
+def resamplings(draw) -> str:
+    ndim = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    most = {1: 70, 2: 20, 3: 6}[ndim]
+    modes = ["nearest", "nearest-exact", "linear", "linear", "area", *["cubic"] * (ndim == 2)]
+    mode = draw(st.sampled_from(modes))
+    size, out, scale = [], [], []
+    for _ in range(ndim):
+        n = draw(st.integers(1, most))
+        factor = draw(st.sampled_from([0.3, 0.5, 0.75, 1.0, 1.3, 2.0, 2.0, 2.7]))
+        size.append(n)
+        out.append(max(int(n * factor), 1))
+        scale.append(factor)
+    parts: dict[str, object] = {}
+    dtype, shape = draw(DTYPES), (draw(st.integers(1, 3)), draw(TILES))
+    forward = draw(st.booleans())
+    for role, spatial in (("x", size), ("y", out)) if forward else (("dy", out), ("dx", size)):
+        parts[role] = draw(tensors(dtype, (*shape, *spatial), output=role in ("y", "dx")))
+    parts |= {"size": comma(out if forward else size), "mode": mode}
+    if draw(st.booleans()):
+        parts["scale"] = comma(scale)
+    if mode in ("linear", "cubic"):
+        parts["align_corners"] = draw(st.sampled_from([0, 0, 1]))
+        parts["antialias"] = draw(st.sampled_from([0, 0, 1])) if ndim == 2 else 0
+    return line("resample_fwd" if forward else "resample_bwd", parts)
+
+
+@settings(max_examples=30)
+@given(st.one_of(resamplings()), st.integers(0, 3), st.integers(0, 1 << 30))
+def test_an_engine_refuses_or_is_right(text, pick, seed):
+    note(text)
+    problem = Problem.parse(text)
+    assert Problem.parse(str(problem)) == problem
+    for engine in registry.for_operation(problem.op.name):
+        if "cpu" in engine.targets and "reference" not in engine.notes and not engine.reasons(problem):
+            configs = engine.configs(problem)
+            check = verify(problem, engine, configs[pick % len(configs)], torch.device("cpu"), seed)
+            assert not check.fault, f"{engine.name}: {check.fault}"
