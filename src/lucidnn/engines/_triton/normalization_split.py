@@ -92,8 +92,8 @@ def norm_split_finish(
             j = e // EACH
             ok = in_g & (e < CHUNKS * EACH)[None, :]
             n = tl.minimum(PER, STEPS - j * PER).to(FLOAT)
-            at = base + (j * COLUMNS + (e - j * EACH))[None, :] + (g * EACH)[:, None]
-            acc += n[None, :] * tl.load(means + at, mask=ok, other=0.0)
+            place = base + (j * COLUMNS + (e - j * EACH))[None, :] + (g * EACH)[:, None]
+            acc += n[None, :] * tl.load(means + place, mask=ok, other=0.0)
         center = tl.sum(acc, axis=1) / EACH / STEPS
         at = steps(i0, i1, i2, m_0_stride, m_1_stride, m_2_stride, OUTER) + g * m_c_stride
         tl.store(mean + at, center, mask=g < SETS)
@@ -102,11 +102,11 @@ def norm_split_finish(
         e = first + tl.arange(0, BLOCK)
         j = e // EACH
         ok = in_g & (e < CHUNKS * EACH)[None, :]
-        at = base + (j * COLUMNS + (e - j * EACH))[None, :] + (g * EACH)[:, None]
-        total += tl.load(squares + at, mask=ok, other=0.0)
+        place = base + (j * COLUMNS + (e - j * EACH))[None, :] + (g * EACH)[:, None]
+        total += tl.load(squares + place, mask=ok, other=0.0)
         if CENTERED:
             n = tl.minimum(PER, STEPS - j * PER).to(FLOAT)
-            d = tl.where(ok, tl.load(means + at, mask=ok, other=0.0) - center[:, None], 0.0)
+            d = tl.where(ok, tl.load(means + place, mask=ok, other=0.0) - center[:, None], 0.0)
             total += n[None, :] * d * d
     factor = 1.0 / tl.sqrt(tl.sum(total, axis=1) / EACH / STEPS + epsilon)
     at = steps(i0, i1, i2, v_0_stride, v_1_stride, v_2_stride, OUTER) + g * v_c_stride

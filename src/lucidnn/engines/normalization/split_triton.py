@@ -139,7 +139,8 @@ class SplitTriton(TritonEngine):
             if problem["x"].dtype == "f64":
                 elements //= 2
             if v.turned:
-                columns = min(256, triton.next_power_of_2(v.column.size), elements)
+                columns = min((256, 128, 64), key=lambda n: (-(-v.column.size // n) * n, -n))  # the least waste
+                columns = min(columns, triton.next_power_of_2(v.column.size), elements)
                 steps = min(elements // columns, triton.next_power_of_2(v.steps))
             else:
                 steps = min(elements, triton.next_power_of_2(v.steps))
