@@ -10,11 +10,11 @@ import numpy as np
 from numba.extending import register_jitable
 
 from .. import _numba as nb
-from .._numba.memory import size_of
+from .._numba.memory import address, size_of
 from .._numba.stack import stack
 
 TYPES = {"f64": 0, "f32": 1, "f16": 2, "bf16": 3}
-BLOCK = 512
+BLOCK = 1024
 
 # Forward: what a step does, and what a lane starts from.
 CODES = {
@@ -146,16 +146,15 @@ def _step_place(code, count, v, acc, where, number, lanes):
             where[i] = number + lanes[i] if take else where[i]
 
 
-@register_jitable
-def _join(code, a, b):
-    """Two results that are combined: the step's own way, but for what it did to a value before."""
-    if code == 3 or code == 4:
-        return a * b
-    if code == 5:
-        return b if (b < a) | (b != b) else a
-    if code == 6 or code == 7:
-        return b if (b > a) | (b != b) else a
-    return a + b
+@nb.kernel
+def _join_places(code, count, acc, where, above):
+    """Combine each lane with the one that is `above` lanes further."""
+    sign = nb.cast(-1 if code == 5 else 1, acc[0])
+    for i in range(count):
+        v, place = acc[above + i], where[above + i]
+        take = _takes(sign, v, place, acc[i], where[i])
+        acc[i] = v if take else acc[i]
+        where[i] = place if take else where[i]
 
 
 @register_jitable
@@ -177,14 +176,16 @@ def _finish(unit, acc, where, out, z, index, t, numbers, at, v):
     start = (unit % t[LANE_BLOCKS]) * t[CHUNK] if t[PERIOD] == 0 else 0
     count = min(t[CHUNK], t[LANES] - start)
     if t[PERIOD] > 0:
-        sign = nb.cast(-1 if code == 5 else 1, acc[0])
-        for i in range(t[PERIOD], count):
-            j = i % t[PERIOD]
+        groups = count // t[PERIOD]
+        while groups > 1:  # the upper half onto the lower, so that each is a loop over neighbours
+            upper = groups // 2
+            groups -= upper
             if indexed:
-                if _takes(sign, acc[i], where[i], acc[j], where[j]):
-                    acc[j], where[j] = acc[i], where[i]
+                _join_places(code, upper * t[PERIOD], acc, where, groups * t[PERIOD])
             else:
-                acc[j] = _join(code, acc[j], acc[i])
+                joined = 0 if code > 7 else (0, 0, 0, 3, 3, 5, 6, 6)[code]
+                above = nb.pointer(address(acc) + groups * t[PERIOD] * size_of(acc[0]), acc[0])
+                _step(joined, upper * t[PERIOD], above, acc, acc)
         count = t[PERIOD]  # also where there was nothing to reduce
     if t[ROOT] != 0:
         for i in range(count):
@@ -234,10 +235,10 @@ def _part(part, parts, x, ref, z, out, index, space, table, numbers, like):
             _locate(unit // t[LANE_BLOCKS], t, HEAD, t[KEPT], at)
         else:
             _locate(unit, t, HEAD, t[KEPT], at)
-        for i in range(BLOCK):
+        for i in range(t[CHUNK]):
             acc[i] = numbers[2]
         if indexed:
-            for i in range(BLOCK):
+            for i in range(t[CHUNK]):
                 where[i] = 9223372036854775807
         if ref != 0:
             if period > 0:
@@ -286,18 +287,15 @@ def _combine_part(part, parts, z, out, index, space, table, numbers, like):
     buffer, at = stack(BLOCK, like), stack(SLOTS, np.int64(0))
     indexed = t[INDEX_KIND] >= 0
     places = space + t[UNITS] * t[SPLITS] * BLOCK * size_of(like)
-    sign = nb.cast(-1 if t[CODE] == 5 else 1, like)
     for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
         acc = nb.pointer(space + unit * t[SPLITS] * BLOCK * size_of(like), like)
         where = nb.pointer(places + unit * t[SPLITS] * BLOCK * 8, np.int64(0))
         for split in range(1, t[SPLITS]):
-            more = split * BLOCK
-            for i in range(t[CHUNK]):
-                if indexed:
-                    if _takes(sign, acc[more + i], where[more + i], acc[i], where[i]):
-                        acc[i], where[i] = acc[more + i], where[more + i]
-                else:
-                    acc[i] = _join(t[CODE], acc[i], acc[more + i])
+            if indexed:
+                _join_places(t[CODE], t[CHUNK], acc, where, split * BLOCK)
+            else:
+                joined = 0 if t[CODE] > 7 else (0, 0, 0, 3, 3, 5, 6, 6)[t[CODE]]
+                _step(joined, t[CHUNK], nb.pointer(address(acc) + split * BLOCK * size_of(like), like), acc, acc)
         for slot in range(SLOTS):
             at[slot] = 0
         _locate(unit // t[LANE_BLOCKS] if t[PERIOD] == 0 else unit, t, HEAD, t[KEPT], at)
