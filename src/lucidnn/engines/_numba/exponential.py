@@ -1,8 +1,9 @@
-"""Exponentials, logarithms and row sums on the vectors of `vector`, for float32 and float64 lanes.
+"""Exponentials, logarithms and sums along rows on the vectors of `vector`, for float32 and float64 lanes.
 
-``exp`` and ``log`` of float32 are polynomials in registers (see `vector_math` for the first; the second is the series
-of the inverse hyperbolic tangent on 1/sqrt 2 to sqrt 2), with errors of a few units in the last place; those of float64
-are the C library's, lane by lane. NaN comes out as NaN. Only in an `exact_kernel`: the order of operations matters.
+``exp`` and ``log`` of float32 are polynomials in registers, with errors of a few units in the last place; results of
+``exp`` below the normal numbers are 0. The first is the Taylor series around the nearest multiple of log 2, the second
+the series of the inverse hyperbolic tangent on 1/sqrt 2 to sqrt 2. Those of float64 are the C library's, lane by lane.
+NaN comes out as NaN. Only in an `exact_kernel`: the order of operations matters.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from . import vector
+from .jit import jitable
 from .vector import LANES, Vector, _numbers, _operation
-from .vector_math import _FLOATS, _WHOLES, _exp, _Lanes, _polynomial
+from .vector_math import _FLOATS, _WHOLES, _Lanes, _polynomial
 
 _SQRT_HALF_BITS = 0x3F3504F3
+_WHOLE = 1.5 * 2.0**23  # a number of this size has no place for a fraction: adding it rounds
 
 
 def _library(name: str):
@@ -28,6 +32,21 @@ def _library(name: str):
         return builder.call(cgutils.get_or_insert_function(builder.module, function_type, full), [v])
 
     return emit
+
+
+def _exp(builder: ir.IRBuilder, v):
+    given = _Lanes(builder, v)
+    shifted = given.fma(math.log2(math.e), _WHOLE)
+    n = shifted - _WHOLE
+    # log(2) in two parts, the first with so few bits that its product with n is exact
+    r = n.fma(2.1219444005469057e-4, n.fma(-0.693359375, given))
+    value = _polynomial(r, [1.0 / math.factorial(k) for k in range(7, -1, -1)])
+    # The low bits of `shifted` are n: moved to the exponent's place and added they multiply by 2^n.
+    power = builder.shl(builder.bitcast(shifted.value, _WHOLES), ir.Constant(_WHOLES, [23] * LANES))
+    bits = builder.add(builder.bitcast(value.value, _WHOLES), power)
+    value = _Lanes(builder, builder.bitcast(bits, _FLOATS))
+    value = given.where(">=", -87.33, given.where("<=", 88.72, value, math.inf), given.where("<", 0.0, 0.0, given))
+    return value.value
 
 
 def _log(builder: ir.IRBuilder, v):
@@ -51,9 +70,8 @@ def _log(builder: ir.IRBuilder, v):
 
 @intrinsic
 def exp(typingctx, v):
-    """The exponential of every lane; beyond 2^±149 it is 0 or infinite."""
-    single = v == Vector(types.float32)
-    return _operation(v, [v], (lambda b, v: _exp(_Lanes(b, v)).value) if single else _library("exp"))
+    """The exponential of every lane."""
+    return _operation(v, [v], _exp if v == Vector(types.float32) else _library("exp"))
 
 
 @intrinsic
@@ -117,3 +135,39 @@ def largest(typingctx, v):
     return _operation(
         v.element, [v], lambda b, v: _folded(b, v, lambda a, c: b.select(b.fcmp_ordered(">", a, c), a, c))
     )
+
+
+@jitable
+def row_largest(x, at, count, start, least):
+    """The largest of `count` neighbours and of the lanes of `start`, lane by lane; `least` holds minus infinity."""
+    a, b, c, d = start, start, start, start
+    whole = count // (4 * LANES) * (4 * LANES)
+    for k in range(0, whole, 4 * LANES):
+        a = larger(vector.read_all(x, at + k), a)
+        b = larger(vector.read_all(x, at + k + LANES), b)
+        c = larger(vector.read_all(x, at + k + 2 * LANES), c)
+        d = larger(vector.read_all(x, at + k + 3 * LANES), d)
+    for k in range(whole, count, LANES):
+        a = larger(row_end(x, at + k, count - k, least), a)
+    return larger(larger(a, b), larger(c, d))
+
+
+@jitable
+def row_end(x, at, left, least):
+    """Sixteen neighbours; `least` in the lanes from `left` on, where there are fewer."""
+    if left >= LANES:
+        return vector.read_all(x, at)
+    return vector.select(vector.between(0, left), vector.read_some(x, at, 0, left), least)
+
+
+@jitable
+def row_exponentials(x, at, count, most, start, least):
+    """The sum of the exponentials of `count` neighbours less `most`, lane by lane, added to `start`."""
+    a, b = start, subtract(most, most)
+    whole = count // (2 * LANES) * (2 * LANES)
+    for k in range(0, whole, 2 * LANES):
+        a = vector.add(a, exp(subtract(vector.read_all(x, at + k), most)))
+        b = vector.add(b, exp(subtract(vector.read_all(x, at + k + LANES), most)))
+    for k in range(whole, count, LANES):
+        a = vector.add(a, exp(subtract(row_end(x, at + k, count - k, least), most)))
+    return vector.add(a, b)
