@@ -171,6 +171,12 @@ batch_norm_bwd dy=bf16[1,1,1,1] x=bf16[1,1,1,1] mean=f32[1] variance=f32[1] scal
 batch_norm_stats x=f32[1,1]
 batch_norm_combine counts=f32[1] means=f32[1,1] m2s=f32[1,1]
 batch_norm_bwd_apply dy=f32[1,1] x=f32[1,1] mean=f32[1] dscale=f32[1] dbias=f32[1] count=f32[1] inv_variance=f32[1]
+layer_norm_fwd x=f32[1] scale=f32[1] bias=f32[1]
+layer_norm_bwd dy=f32[1] x=f32[1] mean=f32[1] inv_variance=f32[1] scale=f32[1]
+rms_norm_fwd x=bf16[1,1] scale=f32[1]
+rms_norm_bwd dy=f32[1,1] x=f32[1,1] inv_variance=f32[1,1] scale=f32[1]
+group_norm_fwd x=f32[1,1,1] scale=f32[1] bias=f32[1] act=silu
+group_norm_bwd dy=f32[1,1] x=f32[1,1] mean=f32[1,1] inv_variance=f32[1,1] scale=f32[1] bias=f32[1] act=silu
 """.strip().splitlines()
 
 

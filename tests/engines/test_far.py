@@ -42,6 +42,12 @@ batch_norm_train_fwd x=bf16[2,8,6,6]@({FAR},1,48,8) z=bf16[2,8,6,6]@({FAR},1,48,
 batch_norm_infer_fwd x=f16[2,8,6,6]@({FAR},36,6,1) mean=f16[8] variance=f16[8]
 batch_norm_bwd dy=f16[2,8,9]@({FAR},9,1) x=f16[2,8,9] mean=f16[8] inv_variance=f16[8] y=f16[2,8,9]@({FAR},9,1) act=relu
 batch_norm_bwd dy=bf16[2,8,9] x=bf16[2,8,9]@({FAR},1,8) dx=bf16[2,8,9]@({FAR},1,8) mean=f16[8] inv_variance=f16[8]
+layer_norm_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},6,1) scale=f16[6]
+layer_norm_bwd dy=f16[2,8,6] x=f16[2,8,6]@({FAR},6,1) mean=f32[2,8,1] inv_variance=f32[2,8,1] dx=f16[2,8,6]@({FAR},1,8)
+rms_norm_fwd x=f16[6,2]@(1,{FAR}) scale=f16[2]
+rms_norm_bwd dy=f16[2,6]@({FAR},1) x=f16[2,6] inv_variance=f32[2,1] scale=f16[6]
+group_norm_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@({FAR},36,6,1) groups=2 act=relu
+group_norm_bwd dy=f16[2,8,9]@({FAR},1,8) x=f16[2,8,9] mean=f32[2,4] inv_variance=f32[2,4] groups=4
 """.strip().splitlines()
 TARGETS = {
     "cpu": Target.parse("cpu"),

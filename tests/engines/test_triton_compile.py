@@ -73,6 +73,11 @@ reduce_fwd x=f32[64,3000] mode=max axes=1 index_type=i64
 reduce_bwd dy=f32[64] x=f32[64,3000] mode=mul axes=1
 batch_norm_train_fwd x=bf16[16,64,28,28]@nhwc scale=f32[64] running_mean=f32[64] running_variance=f32[64] act=relu
 batch_norm_bwd dy=f32[16,64,28,28] x=f32[16,64,28,28] mean=f32[64] inv_variance=f32[64] bias=f32[64] act=silu
+layer_norm_fwd x=bf16[512,4096] scale=bf16[4096] bias=bf16[4096]
+layer_norm_bwd dy=bf16[512,4096] x=bf16[512,4096] mean=f32[512,1] inv_variance=f32[512,1] scale=bf16[4096]
+rms_norm_bwd dy=f32[64,1000] x=f32[64,1000] inv_variance=f32[64,1] scale=f32[1000]
+group_norm_fwd x=bf16[4,320,28,28]@nhwc scale=bf16[320] bias=bf16[320] groups=32 act=silu
+group_norm_bwd dy=f32[4,64,28,28] x=f32[4,64,28,28] mean=f32[4,8] inv_variance=f32[4,8] scale=f32[64] groups=8
 """.strip().splitlines()
 
 MANY = """
