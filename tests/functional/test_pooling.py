@@ -127,6 +127,17 @@ def test_second_gradients_of_other_powers_and_of_unpooling():
     assert torch.autograd.gradgradcheck(lambda t: F.max_unpool2d(t.square(), index, 2), y, fast_mode=True) is True
 
 
+def test_an_infinite_power_is_the_largest_or_smallest_magnitude():
+    x = leaf(2, 3, 7, 8)
+    for norm, reduce in ((math.inf, torch.amax), (-math.inf, torch.amin)):
+        y = F.lp_pool2d(x, norm, 3, 2, True)
+        assert y.shape == (2, 3, 3, 4)
+        assert torch.equal(y[0, 0, 1, 1], reduce(x[0, 0, 2:5, 2:5].abs()))
+        assert torch.equal(y[1, 2, 2, 3], reduce(x[1, 2, 4:, 6:].abs()))
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        assert int((dx != 0).sum()) <= y.numel() and dx.abs().sum() == y.numel()
+
+
 def test_a_window_of_zeros_sends_no_gradient_back():
     x = torch.zeros(1, 1, 4, 4).index_fill(3, torch.tensor([3]), 2.0).requires_grad_()
     for norm in (1.0, 2.0, 3.0):
@@ -224,7 +235,6 @@ BAD = {
     "divisor_override: found 0": lambda: F.avg_pool2d(X, 2, divisor_override=0),
     "x: found .*floating": lambda: F.avg_pool2d(X.long(), 2),
     "norm: found 0.0": lambda: F.lp_pool2d(X, 0, 2),
-    "norm: found inf": lambda: F.lp_pool2d(X, math.inf, 2),
     "norm: found nan": lambda: F.lp_pool2d(X, math.nan, 2),
     "norm_type": lambda: F.lp_pool2d(X, "2", 2),
     "output_size: found .*-1": lambda: F.adaptive_avg_pool2d(X, -1),

@@ -12,6 +12,7 @@ from ..ops.average_pooling import AvgPoolBwd, AvgPoolFwd, LpPoolBwd, LpPoolFwd
 from ..ops.pooling import pooled_size
 from ._library import Described, Op, dense, last, new_empty, run, tuple_of
 from ._pooling import windows, with_batch
+from .pooling import max_pool1d, max_pool2d, max_pool3d
 
 _WINDOWS = "int[] window, int[] stride, int[] padding, bool ceil_mode"
 _AVERAGE = f"{_WINDOWS}, bool count_padding, int divisor"
@@ -193,6 +194,12 @@ def _lp_pool(ndim, input, norm_type, kernel_size, stride, ceil_mode):
     window, stride = windows(kernel_size, stride, ndim)
     if not isinstance(norm_type, (int, float)):
         raise InvalidArgument("norm_type", repr(norm_type), "a number")
+    if math.isinf(norm_type):  # the limits: the largest and the smallest magnitude
+        sign = math.copysign(1.0, norm_type)
+        pool = (max_pool1d, max_pool2d, max_pool3d)[ndim - 1]
+        return with_batch(
+            ndim, {"input": input}, lambda x: sign * pool(sign * x.abs(), window, stride, ceil_mode=ceil_mode)
+        )
     attributes = (float(norm_type), window, stride, bool(ceil_mode))
     return with_batch(ndim, {"input": input}, lambda x: lp_pool_fwd(x, *attributes))
 
@@ -216,7 +223,7 @@ def lp_pool2d(input, norm_type, kernel_size, stride=None, ceil_mode=False):
     input : torch.Tensor
         (N, C, H, W), or (C, H, W); any strides. float64, float32, float16 or bfloat16.
     norm_type : float
-        The exponent p, above 0 and finite.
+        The exponent p, above 0; infinity stands for the largest magnitude of a window, minus infinity for the smallest.
     kernel_size, stride : int or tuple of int
         One number, or one for each of H and W; the stride is the window's size if left out.
     ceil_mode : bool
@@ -229,8 +236,8 @@ def lp_pool2d(input, norm_type, kernel_size, stride=None, ceil_mode=False):
     Raises
     ------
     InvalidArgument
-        Names the argument, its value and what is accepted: a norm that is not a finite number above 0, sizes below 1, a
-        window larger than the input.
+        Names the argument, its value and what is accepted: a norm of 0 or below, sizes below 1, a window larger than
+        the input.
 
     Notes
     -----
