@@ -95,7 +95,7 @@ def compare(
     entries : sequence of Contestant or Plan
         A contestant is built here; where that fails, its row says so.
     graph : bool
-        On a GPU, time replays of a captured graph (eager calls where a reference engine takes part).
+        On a GPU, time replays of a captured graph (eager calls where a reference engine or a peer's autograd takes part).
     against : Peer, optional
         Another peer than `peer(problem)`.
 
@@ -114,6 +114,7 @@ def compare(
     rows, calls = [], {}
     with flags(problem), torch.no_grad():
         rival = _Rival(problem, against, sets, expected)
+        graph = graph and rival.graph
         for number, entry in enumerate(entries):
             row: dict[str, Any] = {
                 "problem": str(problem),
@@ -146,9 +147,10 @@ class _Rival:
         self.name, self.fault = "", ""
         self.error: dict[str, float] = {}
         self.calls: list[Any] = []
+        self.graph = True
         try:
             found = against or peer(problem)
-            self.name = found.name
+            self.name, self.graph = found.name, found.graph
             calls = [found.prepare(tensors) for tensors in sets]
             results = found.results(calls[0]())
             self.error = {role: testing.relative_error(out, expected[role]) for role, out in results.items()}

@@ -41,11 +41,15 @@ class Peer:
         Roles of what a call returns, in order; None for a result that means something else than the problem's.
     prepare : callable
         ``prepare(tensors)`` gives a function without arguments that does the work once and returns its outputs.
+    graph : bool
+        Whether a call may be captured into a CUDA graph. One through autograd may not: it runs on the stream that the
+        forward ran on.
     """
 
     name: str
     outputs: tuple[str | None, ...]
     prepare: Callable[[Tensors], Call]
+    graph: bool = True
 
     def results(self, value: Any) -> dict[str, torch.Tensor]:
         """What a call returned, by role."""

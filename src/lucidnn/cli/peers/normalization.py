@@ -86,7 +86,7 @@ def _rms_bwd(problem: Problem) -> Peer:
         wanted = [t for t in (x, scale) if t.requires_grad]
         return lambda: torch.autograd.grad(y, wanted, t["dy"], retain_graph=True)
 
-    return Peer("autograd of F.rms_norm", (None,) * len(problem.outputs), prepare)
+    return Peer("autograd of F.rms_norm", (None,) * len(problem.outputs), prepare, graph=False)
 
 
 def _group_fwd(problem: Problem) -> Peer:
@@ -125,7 +125,7 @@ def _group_bwd(problem: Problem) -> Peer:
         wanted = [t for t in (x, *leaves) if t.requires_grad]
         return lambda: torch.autograd.grad(y, wanted, t["dy"], retain_graph=True)
 
-    return Peer("autograd of F.group_norm", (None,) * len(problem.outputs), prepare)
+    return Peer("autograd of F.group_norm", (None,) * len(problem.outputs), prepare, graph=False)
 
 
 PEERS = {

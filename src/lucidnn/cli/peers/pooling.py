@@ -70,7 +70,7 @@ def _gradient(name: str, problem: Problem, forward: Callable[[torch.Tensor], tor
             y = forward(x)
         return lambda: torch.autograd.grad(y, x, t["dy"], retain_graph=True)[0]
 
-    return Peer(name, problem.outputs, prepare)
+    return Peer(name, problem.outputs, prepare, graph=False)
 
 
 def _lp_bwd(problem: Problem) -> Peer:

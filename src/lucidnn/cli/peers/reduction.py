@@ -57,7 +57,7 @@ def _bwd(problem: Problem) -> Peer:
         return lambda: torch.autograd.grad(y, x, dy, retain_graph=True)[0]
 
     # The framework's y is that of x; the problem's may be another one.
-    return Peer("autograd.grad", (None,) if "y" in problem.inputs else ("dx",), prepare)
+    return Peer("autograd.grad", (None,) if "y" in problem.inputs else ("dx",), prepare, graph=False)
 
 
 PEERS = {"reduce_fwd": _fwd, "reduce_bwd": _bwd}
