@@ -95,7 +95,8 @@ def compare(
     entries : sequence of Contestant or Plan
         A contestant is built here; where that fails, its row says so.
     graph : bool
-        On a GPU, time replays of a captured graph (eager calls where a reference engine or a peer's autograd takes part).
+        On a GPU, time replays of a captured graph; eager calls where a reference engine or the peer's autograd takes
+        part.
     against : Peer, optional
         Another peer than `peer(problem)`.
 
