@@ -39,8 +39,39 @@ def resamplings(draw) -> str:
     return line("resample_fwd" if forward else "resample_bwd", parts)
 
 
-@settings(max_examples=30)
-@given(st.one_of(resamplings()), st.integers(0, 3), st.integers(0, 1 << 30))
+@st.composite
+def foldings(draw) -> str:
+    dtype, n = draw(DTYPES), draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        kind, f = (
+            draw(st.sampled_from(["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])),
+            draw(st.integers(1, 4)),
+        )
+        c, h, w = draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(1, 40))
+        few, many = (n, c, h * f, w * f), (n, c * f * f, h, w)
+        x, y = {"pixel_shuffle": (many, few), "pixel_unshuffle": (few, many)}.get(kind, ((n, c * f, h, w),) * 2)
+        parts = {"x": draw(tensors(dtype, x)), "y": draw(tensors(dtype, y, output=True)), "kind": kind, "factor": f}
+        return line("shuffle", parts)
+    window, stride, dilation, padding = (
+        tuple(draw(st.integers(a, b)) for _ in "hw") for a, b in ((1, 3), (1, 3), (1, 2), (0, 3))
+    )
+    least = [max(d * (r - 1) + 1 - 2 * p, 1) for r, d, p in zip(window, dilation, padding, strict=True)]
+    size = tuple(draw(st.integers(a, a + 12)) for a in least)
+    c, blocks = draw(st.integers(1, 4)), 1
+    for a, r, u, d, p in zip(size, window, stride, dilation, padding, strict=True):
+        blocks *= (a + 2 * p - d * (r - 1) - 1) // u + 1
+    columns, image = (n, c * window[0] * window[1], blocks), (n, c, *size)
+    attributes = {"window": window, "stride": stride, "padding": padding, "dilation": dilation}
+    shared = {name: comma(value) for name, value in attributes.items()}
+    if draw(st.booleans()):
+        given = {"x": draw(tensors(dtype, image)), "y": draw(tensors(dtype, columns, output=True))}
+        return line("unfold_fwd", given | shared)
+    given = {"dy": draw(tensors(dtype, columns)), "dx": draw(tensors(dtype, image, output=True)), "size": comma(size)}
+    return line("unfold_bwd", given | shared)
+
+
+@settings(max_examples=40)
+@given(st.one_of(resamplings(), foldings()), st.integers(0, 3), st.integers(0, 1 << 30))
 def test_an_engine_refuses_or_is_right(text, pick, seed):
     note(text)
     problem = Problem.parse(text)

@@ -1,4 +1,4 @@
-"""The resampling kernels in Triton's interpreter: the small lines of their list of problems."""
+"""The resampling and folding kernels in Triton's interpreter: the small lines of their lists of problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
 TARGET = Target.parse("cuda:sm_90")
 LINES = [
     p
-    for p in read_problems(PROBLEMS / "edge_resample.txt", TARGET)
+    for name in ("edge_resample.txt", "edge_fold.txt")
+    for p in read_problems(PROBLEMS / name, TARGET)
     if not p.is_empty and max(t.numel for _, t in p.items) <= 1200
 ]
 

@@ -20,6 +20,7 @@ from .adaptive_pooling import (
 from .average_pooling import avg_pool1d, avg_pool2d, avg_pool3d, lp_pool1d, lp_pool2d, lp_pool3d
 from .batch_normalization import batch_norm
 from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear
+from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
@@ -40,12 +41,14 @@ __all__ = [
     "avg_pool2d",
     "avg_pool3d",
     "batch_norm",
+    "channel_shuffle",
     "conv1d",
     "conv2d",
     "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "fold",
     "group_norm",
     "instance_norm",
     "interpolate",
@@ -64,11 +67,14 @@ __all__ = [
     "mean",
     "min",
     "norm",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "prod",
     "reduce_tensor",
     "relu",
     "rms_norm",
     "sum",
+    "unfold",
     "upsample",
     "vector_norm",
 ]

@@ -16,7 +16,9 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 def _mode(problem: Problem) -> str:
     op: Any = problem.op
-    return _LINEAR[len(op.size)] if op.mode == "linear" else {"cubic": "bicubic"}.get(op.mode, op.mode)
+    if op.mode == "linear":
+        return _LINEAR[len(op.size)]
+    return "bicubic" if op.mode == "cubic" else op.mode
 
 
 def _fwd(problem: Problem) -> Peer:
