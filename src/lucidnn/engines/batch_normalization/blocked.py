@@ -52,6 +52,7 @@ from .._numba.stack import stack
 from ._loops import Loops
 
 GROUP = 16384  # values whose sums are finished before they are looked at again
+RUN = 8192  # values that are looked at together where no buffer is needed
 PIXELS = 32  # the same where channels lie innermost
 X, Z, Y, SCALE, SHIFTED, MEAN, INVERSE, VARIANCE, OLD_MEAN, OLD_VARIANCE, NEW_MEAN, NEW_VARIANCE, M2, WEIGHT = range(14)
 ROLES = (
@@ -199,9 +200,11 @@ def _normalize_channel(t, a, parameter, c, first, last, mean, factor, term, buff
     x_at, y_at, z_at = channel(t, X, co, ci), channel(t, Y, co, ci), channel(t, Z, co, ci)
     x_step, y_step, z_step = t[SLOT + 3 * X + 1], t[SLOT + 3 * Y + 1], t[SLOT + 3 * Z + 1]
     kind, y_kind, z_kind, native, code = t[SLOT + 3 * X], t[SLOT + 3 * Y], t[SLOT + 3 * Z], t[NATIVE], t[CODE]
+    in_place = kind == native and y_kind == native and x_step == 1 and y_step == 1
+    size = RUN if in_place and z_kind < 0 and code <= 1 else BLOCK  # nothing goes through a buffer
     for r in range(first, last):
-        for lane in range(0, t[LANES], BLOCK):
-            count = min(t[LANES] - lane, BLOCK)
+        for lane in range(0, t[LANES], size):
+            count = min(t[LANES] - lane, size)
             v = opened(kind, native, a[X], x_at + along(t, X, r, lane), x_step, count, buffer, like)
             at = y_at + along(t, Y, r, lane)
             w = target(y_kind, native, a[Y], at, y_step, result, like)
