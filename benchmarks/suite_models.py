@@ -2,9 +2,11 @@
 
 The batch is cut so that one call takes about `Context.call_seconds` by estimate. On a CPU the 2-D lines run in float32
 with channels first, the framework's default; on a GPU all lines in bfloat16 with channels last. Both results are
-compared with one another before they are timed: a float64 reference of a thousand layers would take an hour. At the
-end stand the geometric means by direction and by class of layer, with the slowest lines; `summary` makes them from any
-rows, so that a list that was run in slices is put together by ``python -m benchmarks.suite_models FILE...``.
+compared with one another before they are timed: a float64 reference of a thousand layers would take an hour. On a CPU
+a block of 32 MB is allocated and freed beforehand, so that the C library keeps blocks up to that size from call to
+call, for both sides alike (`lucidnn.cli.compare.settle`): else one layer's ratio was 0.6 or 3 by what ran before it.
+At the end stand the geometric means by direction and by class of layer, with the slowest lines; `summary` makes them
+from any rows, so that a list that was run in slices is put together by ``python -m benchmarks.suite_models FILE...``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from benchmarks.compile import compile_ahead
 from benchmarks.context import PROBLEMS, Context
 from lucidnn import testing
-from lucidnn.cli.compare import buffers
+from lucidnn.cli.compare import buffers, settle
 from lucidnn.cli.peer import flags, peer
 from lucidnn.core import plan, settings, timing
 from lucidnn.core.descriptor import TensorDescriptor
@@ -106,6 +108,7 @@ def results(context: Context) -> Iterator[dict[str, Any]]:
         for direction in DIRECTIONS
     ]
     compile_ahead(problems, ["heuristic"])
+    settle(context.device)
     rows = []
     for problem in problems:
         try:
