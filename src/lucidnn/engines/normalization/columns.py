@@ -57,9 +57,12 @@ def _step(t, first, count, index, what):
     at = 0
     for loop in range(first + count - 1, first - 1, -1):
         row = LOOPS + WIDTH * loop
-        rest = index // t[row]
-        at += (index - rest * t[row]) * t[row + 1 + what]
-        index = rest
+        if loop == first:
+            at += index * t[row + 1 + what]
+        else:
+            rest = index // t[row]
+            at += (index - rest * t[row]) * t[row + 1 + what]
+            index = rest
     return at
 
 

@@ -66,12 +66,17 @@ def _moments(p, count, centered):
                 rest += d
                 squares += d * d
             # What rounding left of the mean, from the distances' own sum.
-            own = float(middle) + float(rest) / n
-            within = float(squares) - float(rest) * float(rest) / n
-            apart = own - mean
-            mean += apart * (n / (done + n))
-            total += max(within, 0.0) if within == within else within
-            total += apart * apart * (float(done) * n / (done + n))
+            left = float(rest) / n
+            own = float(middle) + left
+            within = float(squares) - float(rest) * left
+            within = 0.0 if within < 0.0 else within
+            if done == 0:
+                mean, total = own, within
+            else:
+                apart = own - mean
+                share = float(n) / (done + n)
+                mean += apart * share
+                total += within + apart * apart * (done * share)
             done += n
         else:
             squares = zero
@@ -88,8 +93,10 @@ def _place(t, unit, at):
         at[k] = 0
     for loop in range(t[OUTSIDE] - 1, -1, -1):
         row = LOOPS + WIDTH * loop
-        rest = unit // t[row]
-        index = unit - rest * t[row]
+        index, rest = unit, unit
+        if loop > 0:
+            rest = unit // t[row]
+            index = unit - rest * t[row]
         unit = rest
         for k in range(WIDTH - 1):
             at[k] += index * t[row + 1 + k]
