@@ -28,7 +28,7 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from .. import _numba as nb
 from .._numba import vector as nv
-from ._axes import Windows, divisors
+from ._axes import UNIT, Windows, divisors
 
 CHUNK = 512  # channels that one unit of work has at most
 BLOCK = 64  # channels whose sums stay in registers
@@ -39,7 +39,7 @@ AVERAGE, SUM, SQUARES, POWERS = 0, 1, 2, 3  # what is added up
 # What the table of 64-bit integers holds, and where: one number, or one for each of five or three axes.
 COLUMNS, UNITS, KIND, SIZES, IN, OUT, DILATION = 0, 1, 2, 3, 8, 11, 14
 STRIDE, BEFORE, TAPS, LEFT, LENGTH, WIDTH, LANES_AT_ONCE = 17, 18, 19, 20, 21, 22, 23
-X, Y, X_GIVEN, Y_GIVEN, FIRST, SECOND, WEIGHTS, TABLES = 24, 29, 34, 39, 44, 47, 50, 53
+X, Y, X_GIVEN, Y_GIVEN, FIRST, SECOND, WEIGHTS, WHOLE, TABLES = 24, 29, 34, 39, 44, 47, 50, 53, 54
 
 
 @intrinsic
@@ -122,8 +122,19 @@ def _forward_part(part, parts, x_at, y_at, unused_at, also_unused_at, scratch, t
     ones = nb.pointer(floats + 8, np.float64(0))
     x_d, x_h, x_w = t[X + 2] * t[DILATION], t[X + 3] * t[DILATION + 1], t[X + 4] * t[DILATION + 2]
     left, stride, gap = t[LEFT], t[STRIDE], t[DILATION + 2]
-    for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
-        n, i1, i2, i3, chunk = _coordinates(unit, t)
+    begin, end_unit = t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts
+    n, i1, i2, i3, chunk = _coordinates(begin, t)
+    for unit in range(begin, end_unit):
+        if unit > begin:  # divisions would cost more than a short row
+            chunk += 1
+            if chunk == t[SIZES + 4]:
+                chunk, i3 = 0, i3 + 1
+                if i3 == t[SIZES + 3]:
+                    i3, i2 = 0, i2 + 1
+                    if i2 == t[SIZES + 2]:
+                        i2, i1 = 0, i1 + 1
+                        if i1 == t[SIZES + 1]:
+                            i1, n = 0, n + 1
         o, p = (i2, i3) if t[COLUMNS] else (i1, i2)
         points_d, points_h = t[t[SECOND] + o], t[t[SECOND + 1] + p]
         weight = f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p]
@@ -132,6 +143,25 @@ def _forward_part(part, parts, x_at, y_at, unused_at, also_unused_at, scratch, t
         if t[COLUMNS]:
             corner += i1 * t[X + 1]
             to += i1 * t[Y + 1]
+            if t[WHOLE]:  # one window, the row
+                w, width = 0, t[IN + 2]
+                v0, v1, v2, v3 = zero, zero, zero, zero
+                while w + BLOCK <= width:
+                    v0 = nv.add(v0, _raised(nv.read_all(x, corner + w), kind, norm))
+                    v1 = nv.add(v1, _raised(nv.read_all(x, corner + w + nv.LANES), kind, norm))
+                    v2 = nv.add(v2, _raised(nv.read_all(x, corner + w + 2 * nv.LANES), kind, norm))
+                    v3 = nv.add(v3, _raised(nv.read_all(x, corner + w + 3 * nv.LANES), kind, norm))
+                    w += BLOCK
+                while w < width:
+                    v0 = nv.add(v0, _raised(nv.read_some(x, corner + w, 0, min(width - w, nv.LANES)), kind, norm))
+                    w += nv.LANES
+                nv.write(sums, 0, 1, nv.add(nv.add(v0, v1), nv.add(v2, v3)), nv.LANES)
+                single = nb.accumulator(like)
+                for i in range(nv.LANES):
+                    single += sums[i]
+                sums[0] = single
+                _finish(y, to, 1, sums, 1, weight * f[t[WEIGHTS + 2]], ones, kind, root)
+                continue
             for w in range(0, t[IN + 2], nv.LANES):
                 many = min(t[IN + 2] - w, nv.LANES)
                 total = zero
@@ -223,14 +253,30 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
     for i in range(t[WIDTH]):
         row[i] = nb.accumulator(like)
     left, stride, before, taps, gap = t[LEFT], t[STRIDE], t[BEFORE], t[TAPS], t[DILATION + 2]
-    for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
-        n, i1, i2, i3, chunk = _coordinates(unit, t)
+    begin, end_unit = t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts
+    n, i1, i2, i3, chunk = _coordinates(begin, t)
+    for unit in range(begin, end_unit):
+        if unit > begin:  # divisions would cost more than a short row
+            chunk += 1
+            if chunk == t[SIZES + 4]:
+                chunk, i3 = 0, i3 + 1
+                if i3 == t[SIZES + 3]:
+                    i3, i2 = 0, i2 + 1
+                    if i2 == t[SIZES + 2]:
+                        i2, i1 = 0, i1 + 1
+                        if i1 == t[SIZES + 1]:
+                            i1, n = 0, n + 1
         z, h = (i2, i3) if t[COLUMNS] else (i1, i2)
         o_first, o_end = t[t[FIRST] + z], t[t[FIRST] + z + 1]
         p_first, p_end = t[t[FIRST + 1] + h], t[t[FIRST + 1] + h + 1]
         to = n * t[X] + z * t[X + 2] + h * t[X + 3]
         given = n * t[X_GIVEN] + z * t[X_GIVEN + 2] + h * t[X_GIVEN + 3]
-        if t[COLUMNS]:
+        if t[COLUMNS] and t[WHOLE]:
+            to += i1 * t[X + 1]
+            share = nb.load(dy, n * t[Y] + i1 * t[Y + 1]) / nb.cast(f[t[WEIGHTS + 2]], norm)
+            for w in range(0, t[IN + 2], nv.LANES):
+                nv.write(dx, to + w, 1, nv.fill(share), min(t[IN + 2] - w, nv.LANES))
+        elif t[COLUMNS]:
             for q in range(0, t[OUT + 2], nv.LANES):
                 many = min(t[OUT + 2] - q, nv.LANES)
                 total = zero
@@ -281,6 +327,32 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
             first = chunk * t[LANES_AT_ONCE]
             end = min(first + t[LANES_AT_ONCE], t[SIZES])
             q_first, q_end = t[t[FIRST + 2] + i3], t[t[FIRST + 2] + i3 + 1]
+            straight = kind == AVERAGE and t[X + 1] == 1 and t[Y + 1] == 1
+            blocks = (end - first) // BLOCK if straight else 0
+            for block in range(blocks):
+                c = first + block * BLOCK
+                v0, v1, v2, v3 = zero, zero, zero, zero
+                for i in range(o_first, o_end):
+                    o = t[t[SECOND] + i]
+                    for j in range(p_first, p_end):
+                        p = t[t[SECOND + 1] + j]
+                        for k in range(q_first, q_end):
+                            q = t[t[SECOND + 2] + k]
+                            at = n * t[Y] + c + o * t[Y + 2] + p * t[Y + 3] + q * t[Y + 4]
+                            share = 1.0 / (f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p] * f[t[WEIGHTS + 2] + q])
+                            shares = nv.fill(nb.cast(share, norm))
+                            v0 = nv.add(v0, _times(nv.read_all(dy, at), shares))
+                            v1 = nv.add(v1, _times(nv.read_all(dy, at + nv.LANES), shares))
+                            v2 = nv.add(v2, _times(nv.read_all(dy, at + 2 * nv.LANES), shares))
+                            v3 = nv.add(v3, _times(nv.read_all(dy, at + 3 * nv.LANES), shares))
+                at = to + i3 * t[X + 4] + c
+                nv.write(dx, at, 1, v0, nv.LANES)
+                nv.write(dx, at + nv.LANES, 1, v1, nv.LANES)
+                nv.write(dx, at + 2 * nv.LANES, 1, v2, nv.LANES)
+                nv.write(dx, at + 3 * nv.LANES, 1, v3, nv.LANES)
+            first += blocks * BLOCK
+            if first == end:
+                continue
             for c in range(first, end, nv.LANES):
                 many = min(end - c, nv.LANES)
                 total = zero
@@ -344,6 +416,8 @@ def _table(problem: Problem) -> tuple[np.ndarray, np.ndarray, int]:
     lanes = max(g.sizes[2], g.counts[2]) + 2 * nv.LANES if columns else CHUNK
     head = (columns, math.prod(units), kind, g.C, *units[1:], *g.sizes, *g.counts, *(a.dilation for a in g.axes))
     slides = (row.stride, row.before, row.window, left, length + lanes, length, width)
+    whole = columns and (g.axes[0], g.axes[1]) == (UNIT, UNIT) and row.count == 1 and row.window == row.size
+    whole = whole and not row.before and x[4] == 1 and (forward or kind == AVERAGE)
     given = (g.strides.get("x", x), g.strides.get("y", y)) if kind != AVERAGE and not forward else (x, y)
     weights = divisors(problem, g.axes)
     first, second, at = [], [], TABLES
@@ -360,7 +434,7 @@ def _table(problem: Problem) -> tuple[np.ndarray, np.ndarray, int]:
             tables += numbers
             at += len(numbers)
     starts = np.cumsum([1 + CHUNK, *map(len, weights[:2])]).tolist()
-    numbers = (*head, *slides, *x, *y, *given[0], *given[1], *first, *second, *starts, *tables)
+    numbers = (*head, *slides, *x, *y, *given[0], *given[1], *first, *second, *starts, whole, *tables)
     floats = [norm or 1.0, *[1.0] * CHUNK, *(w for axis in weights for w in axis)]
     work = problem.items[0][1].numel + problem.flops
     parts = int(max(1, min(math.prod(units), work // 16384, PARTS)))

@@ -47,7 +47,11 @@ def _forward_part(part, parts, x_at, index_at, y_at, table, like, index_like):
         n, first = unit // t[BLOCKS], unit % t[BLOCKS] * t[WIDTH]
         channels = min(t[WIDTH], t[C] - first)
         base = n * t[LARGE] + first * t[LARGE + 1]
-        for d in range(t[LARGE_SIZE]):
+        dense = t[FLAT] and (t[LARGE + 4] == channels and (t[LARGE + 1] == 1 or channels == 1))
+        if dense:
+            for i in range(points * channels):
+                y[base + i] = zero
+        for d in range(0 if dense else t[LARGE_SIZE]):
             for h in range(t[LARGE_SIZE + 1]):
                 row = base + d * t[LARGE + 2] + h * t[LARGE + 3]
                 if channels == 1 and t[LARGE + 4] == 1:
@@ -126,7 +130,9 @@ class UnpoolDirect(Engine):
         size, s = three(large.shape[2:], 1), five_strides(large)
         together = [n == 1 or step == s[4] * rest for n, step, rest in ((size[1], s[3], size[2]),)]
         together += [size[0] == 1 or s[2] == s[4] * size[1] * size[2]]
-        width = min(BLOCK, large.shape[1]) if large.shape[1] > 1 and s[1] < s[4] else 1
+        # Blocks of channels where there are too few images to go round; whole images are cleared in one go.
+        most = large.shape[1] if large.shape[0] >= 2 * problem.target.processors else BLOCK
+        width = min(most, large.shape[1]) if large.shape[1] > 1 and s[1] < s[4] else 1
         blocks = -(-large.shape[1] // width)
         units = large.shape[0] * blocks
         head = (units, blocks, width, large.shape[1], all(together), math.prod(size))
