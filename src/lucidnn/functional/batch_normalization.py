@@ -92,9 +92,8 @@ def _updating(describe: Any, tensors: tuple, attributes: tuple, running: tuple) 
     """Run what moves running statistics, and let the framework know that they changed."""
     into = tuple(t for t in running if t is not None)
     result = run(describe, tensors, attributes, into=into)
-    for t in into:
-        if not t.is_inference():
-            torch.autograd.graph.increment_version(t)
+    if into and not into[0].is_inference():
+        torch.autograd.graph.increment_version(into)
     return result
 
 
