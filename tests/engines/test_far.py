@@ -48,6 +48,13 @@ rms_norm_fwd x=f16[6,2]@(1,{FAR}) scale=f16[2]
 rms_norm_bwd dy=f16[2,6]@({FAR},1) x=f16[2,6] inv_variance=f32[2,1] scale=f16[6]
 group_norm_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@({FAR},36,6,1) groups=2 act=relu
 group_norm_bwd dy=f16[2,8,9]@({FAR},1,8) x=f16[2,8,9] mean=f32[2,4] inv_variance=f32[2,4] groups=4
+softmax_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
+softmax_fwd x=f16[6,2]@(1,{FAR}) axes=1 log=1
+softmax_bwd y=f16[2,8,6]@({FAR},6,1) dy=f16[2,8,6] dx=f16[2,8,6]@({FAR},6,1) axes=2
+cross_entropy_fwd x=f16[2,8,6]@({FAR},6,1) target=i64[2,6]
+cross_entropy_bwd dy=f16[] x=f16[3,8]@(1,{FAR}) target=i64[3] stats=f32[3] total=f32[] dx=f16[3,8]@({FAR},1)
+dropout_fwd x=f16[2,8,6]@({FAR},6,1) state=i64[2] y=f16[2,8,6]@({FAR},6,1)
+dropout_bwd dy=f16[2,8,8]@({FAR},1,8) state=i64[2] dx=f16[2,8,8]@({FAR},1,8)
 """.strip().splitlines()
 TARGETS = {
     "cpu": Target.parse("cpu"),

@@ -20,21 +20,26 @@ from .adaptive_pooling import (
 from .average_pooling import avg_pool1d, avg_pool2d, avg_pool3d, lp_pool1d, lp_pool2d, lp_pool3d
 from .batch_normalization import batch_norm
 from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear
+from .cross_entropy import cross_entropy, nll_loss
+from .dropout import DropoutGenerator, alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
 from .reduction import amax, amin, max, mean, min, norm, prod, reduce_tensor, sum, vector_norm
 from .resampling import interpolate, upsample
+from .softmax import log_softmax, softmax, softmin
 from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
 __all__ = [
+    "DropoutGenerator",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
+    "alpha_dropout",
     "amax",
     "amin",
     "avg_pool1d",
@@ -48,12 +53,19 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "cross_entropy",
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_alpha_dropout",
     "fold",
     "group_norm",
     "instance_norm",
     "interpolate",
     "layer_norm",
     "linear",
+    "log_softmax",
     "lp_pool1d",
     "lp_pool2d",
     "lp_pool3d",
@@ -66,6 +78,7 @@ __all__ = [
     "max_unpool3d",
     "mean",
     "min",
+    "nll_loss",
     "norm",
     "pixel_shuffle",
     "pixel_unshuffle",
@@ -73,6 +86,8 @@ __all__ = [
     "reduce_tensor",
     "relu",
     "rms_norm",
+    "softmax",
+    "softmin",
     "sum",
     "unfold",
     "upsample",

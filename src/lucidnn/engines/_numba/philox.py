@@ -11,7 +11,8 @@ import numpy as np
 from .jit import jitable
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+_KEYS_0 = tuple(np.uint32(0x9E3779B9 * number & 0xFFFFFFFF) for number in range(10))  # what each round adds to the key
+_KEYS_1 = tuple(np.uint32(0xBB67AE85 * number & 0xFFFFFFFF) for number in range(10))
 _32 = np.uint64(32)
 
 
@@ -25,9 +26,15 @@ def _round(c0, c1, c2, c3, k0, k1):
 @jitable
 def philox(c0, c1, c2, c3, k0, k1):
     """Four words for the counter (c0, c1, c2, c3) and the key (k0, k1), all uint32."""
+    # Written out: a loop in here would keep the loop around it from being vectorised.
     c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
-    for _ in range(9):
-        k0 = np.uint32(k0 + _W0)
-        k1 = np.uint32(k1 + _W1)
-        c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[1]), np.uint32(k1 + _KEYS_1[1]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[2]), np.uint32(k1 + _KEYS_1[2]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[3]), np.uint32(k1 + _KEYS_1[3]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[4]), np.uint32(k1 + _KEYS_1[4]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[5]), np.uint32(k1 + _KEYS_1[5]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[6]), np.uint32(k1 + _KEYS_1[6]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[7]), np.uint32(k1 + _KEYS_1[7]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[8]), np.uint32(k1 + _KEYS_1[8]))
+    c0, c1, c2, c3 = _round(c0, c1, c2, c3, np.uint32(k0 + _KEYS_0[9]), np.uint32(k1 + _KEYS_1[9]))
     return c0, c1, c2, c3

@@ -1,0 +1,1 @@
+"""Cross-entropy between logits and targets."""
