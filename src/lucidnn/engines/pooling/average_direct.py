@@ -39,7 +39,7 @@ AVERAGE, SUM, SQUARES, POWERS = 0, 1, 2, 3  # what is added up
 # What the table of 64-bit integers holds, and where: one number, or one for each of five or three axes.
 COLUMNS, UNITS, KIND, SIZES, IN, OUT, DILATION = 0, 1, 2, 3, 8, 11, 14
 STRIDE, BEFORE, TAPS, LEFT, LENGTH, WIDTH, LANES_AT_ONCE = 17, 18, 19, 20, 21, 22, 23
-X, Y, X_GIVEN, Y_GIVEN, FIRST, SECOND, WEIGHTS, WHOLE, TABLES = 24, 29, 34, 39, 44, 47, 50, 53, 54
+X, Y, X_GIVEN, Y_GIVEN, FIRST, SECOND, WEIGHTS, WHOLE, INSIDE, TABLES = 24, 29, 34, 39, 44, 47, 50, 53, 54, 55
 
 
 @intrinsic
@@ -159,8 +159,12 @@ def _forward_part(part, parts, x_at, y_at, unused_at, also_unused_at, scratch, t
                 single = nb.accumulator(like)
                 for i in range(nv.LANES):
                     single += sums[i]
-                sums[0] = single
-                _finish(y, to, 1, sums, 1, weight * f[t[WEIGHTS + 2]], ones, kind, root)
+                v = single / nb.cast(f[t[WEIGHTS + 2]], single)
+                if kind == SQUARES:
+                    v = nb.cast(math.sqrt(v), v)
+                elif kind == POWERS:
+                    v = nb.cast(v**root, v)
+                nb.store(y, to, v)
                 continue
             for w in range(0, t[IN + 2], nv.LANES):
                 many = min(t[IN + 2] - w, nv.LANES)
@@ -316,10 +320,15 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
                     nv.write(sums, 2 * j + nv.LANES, 1, nv.upper_half(even, odd), nv.LANES)
             else:
                 for w in range(width):
-                    single = nb.accumulator(like)
-                    for k in range(t[t[FIRST + 2] + w], t[t[FIRST + 2] + w + 1]):
-                        single += row[left + t[t[SECOND + 2] + k]]
-                    sums[w] = single
+                    sums[w] = nb.accumulator(like)
+                for q in range(t[OUT + 2]):
+                    at, points, share = t[t[INSIDE] + 2 * q], t[t[INSIDE] + 2 * q + 1], row[left + q]
+                    if gap == 1:
+                        for s in range(points):
+                            sums[at + s] += share
+                    else:
+                        for s in range(points):
+                            sums[at + s * gap] += share
             to += i1 * t[X + 1]
             given += i1 * t[X_GIVEN + 1]
             _give_back(dx, to, t[X + 4], x, given, t[X_GIVEN + 4], sums, width, kind, norm)
@@ -433,8 +442,9 @@ def _table(problem: Problem) -> tuple[np.ndarray, np.ndarray, int]:
             places.append(at)
             tables += numbers
             at += len(numbers)
+    row_ends = [n for q in range(row.count) for n in row.inside(q)] if columns and not forward else []
     starts = np.cumsum([1 + CHUNK, *map(len, weights[:2])]).tolist()
-    numbers = (*head, *slides, *x, *y, *given[0], *given[1], *first, *second, *starts, whole, *tables)
+    numbers = (*head, *slides, *x, *y, *given[0], *given[1], *first, *second, *starts, whole, at, *tables, *row_ends)
     floats = [norm or 1.0, *[1.0] * CHUNK, *(w for axis in weights for w in axis)]
     work = problem.items[0][1].numel + problem.flops
     parts = int(max(1, min(math.prod(units), work // 16384, PARTS)))
