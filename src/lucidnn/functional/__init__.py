@@ -9,6 +9,20 @@
 torch.Size([4, 3, 3, 3])
 """
 
+from .activation import (
+    elu,
+    gelu,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    mish,
+    relu6,
+    sigmoid,
+    silu,
+    softplus,
+    tanh,
+)
 from .adaptive_pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -22,6 +36,7 @@ from .batch_normalization import batch_norm
 from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear
 from .cross_entropy import cross_entropy, nll_loss
 from .dropout import DropoutGenerator, alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout
+from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, set_tensor, transform_tensor
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
@@ -39,6 +54,7 @@ __all__ = [
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
+    "add_tensor",
     "alpha_dropout",
     "amax",
     "amin",
@@ -58,12 +74,18 @@ __all__ = [
     "dropout1d",
     "dropout2d",
     "dropout3d",
+    "elu",
     "feature_alpha_dropout",
     "fold",
+    "gelu",
     "group_norm",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
     "instance_norm",
     "interpolate",
     "layer_norm",
+    "leaky_relu",
     "linear",
     "log_softmax",
     "lp_pool1d",
@@ -78,17 +100,28 @@ __all__ = [
     "max_unpool3d",
     "mean",
     "min",
+    "mish",
     "nll_loss",
     "norm",
+    "op_tensor",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "pointwise_tensor",
     "prod",
     "reduce_tensor",
     "relu",
+    "relu6",
     "rms_norm",
+    "scale_tensor",
+    "set_tensor",
+    "sigmoid",
+    "silu",
     "softmax",
     "softmin",
+    "softplus",
     "sum",
+    "tanh",
+    "transform_tensor",
     "unfold",
     "upsample",
     "vector_norm",

@@ -1,0 +1,1 @@
+"""Ways to do arithmetic point by point, one file each."""

@@ -1,0 +1,372 @@
+"""``elementwise.blocked``: every mode on a CPU, any types, broadcasting and strides, in Numba.
+
+Method: a block of `BLOCK` neighbouring points is read into buffers in the first-level cache, scaled, taken through the
+mode's own short loop, added to and written. The mode and the types are looked at once a block, so that three kernels
+(float32, float64 and 64-bit whole numbers) serve every mix. The axes are merged first (``_loops.py``). As a block is
+read before it is written, y may be a tensor that is read with the same strides.
+
+Cost: the memory traffic, and for functions of the C library some nanoseconds a value; the exponential has vectors.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic, overload, register_jitable
+
+from ...core.engine import Config, Engine, Refusals, Run
+from ...core.heuristics import roofline
+from ...core.problem import Problem
+from ...ops.elementwise import MODES, TYPES
+from .. import _numba as nb
+from .._numba import vector as nv
+from .._numba import vector_math as vm
+from .._numba.stack import stack
+from ._loops import INDEX, Loops
+
+KINDS = {"f64": 0, "f32": 1, "f16": 2, "bf16": 3, "bool": 4, "u8": 5, "i8": 6, "i32": 7, "i64": 8}
+BLOCK = 512
+GRAIN = 16384  # points that are worth a thread
+PARTS = 64
+SLOTS = ("x", "b", "t", "z", "y", INDEX)
+OUTER, UNITS, CHUNKS, LANES, CODE = 0, 1, 2, 3, 4
+TYPE, STEP, LOOPS, ROW = 5, 11, 17, 7  # five types and steps of the innermost loop, then a row for each outer loop
+CODES = {name: mode.code for name, mode in MODES.items()}
+
+
+@register_jitable
+def _load(p, at, step, count, v):
+    if step == 1:
+        for i in range(count):
+            v[i] = nb.cast(nb.load(p, at + i), v[0])
+    else:
+        for i in range(count):
+            v[i] = nb.cast(nb.load(p, at + i * step), v[0])
+
+
+@nb.kernel
+def _read(kind, address, at, step, count, v):
+    """v[i] = tensor[at + i * step]; the type by number."""
+    if kind == 0:
+        _load(nb.pointer(address, np.float64(0)), at, step, count, v)
+    elif kind == 1:
+        _load(nb.pointer(address, np.float32(0)), at, step, count, v)
+    elif kind == 2:
+        _load(nb.pointer(address, np.uint16(0)), at, step, count, v)
+    elif kind == 3:
+        _load(nb.pointer(address, np.int16(0)), at, step, count, v)
+    elif kind <= 5:
+        _load(nb.pointer(address, np.uint8(0)), at, step, count, v)
+    elif kind == 6:
+        _load(nb.pointer(address, np.int8(0)), at, step, count, v)
+    elif kind == 7:
+        _load(nb.pointer(address, np.int32(0)), at, step, count, v)
+    else:
+        _load(nb.pointer(address, np.int64(0)), at, step, count, v)
+
+
+@register_jitable
+def _store(p, at, step, count, v):
+    if step == 1:
+        for i in range(count):
+            nb.store(p, at + i, v[i])
+    else:
+        for i in range(count):
+            nb.store(p, at + i * step, v[i])
+
+
+@register_jitable
+def _within(value, low, high):
+    """The nearest whole number within limits; 0 for NaN. What is beyond 2^63 is cut off there."""
+    near = np.rint(value)
+    if near >= high:
+        return np.int64(high)
+    if near <= low:
+        return np.int64(low)
+    return np.int64(near) if near == near else np.int64(0)
+
+
+def _whole(value, low, high):
+    """A value as a whole number within limits."""
+    raise NotImplementedError("works inside a kernel only")
+
+
+@overload(_whole)
+def _whole_impl(value, low, high):
+    if isinstance(value, types.Integer):
+        return lambda value, low, high: min(max(value, low), high)
+    return lambda value, low, high: _within(np.float64(value), low, high)
+
+
+@register_jitable
+def _store_whole(p, at, step, count, v, low, high):
+    for i in range(count):
+        p[at + i * step] = nb.cast(_whole(v[i], low, high), p[0])
+
+
+@nb.kernel
+def _write(kind, address, at, step, count, v):
+    """tensor[at + i * step] = v[i], rounded, or cut off at the type's limits."""
+    if kind == 0:
+        _store(nb.pointer(address, np.float64(0)), at, step, count, v)
+    elif kind == 1:
+        _store(nb.pointer(address, np.float32(0)), at, step, count, v)
+    elif kind == 2:
+        _store(nb.pointer(address, np.uint16(0)), at, step, count, v)
+    elif kind == 3:
+        _store(nb.pointer(address, np.int16(0)), at, step, count, v)
+    elif kind == 4:
+        truth = nb.pointer(address, np.uint8(0))
+        for i in range(count):
+            truth[at + i * step] = 1 if v[i] != 0 else 0
+    elif kind == 5:
+        _store_whole(nb.pointer(address, np.uint8(0)), at, step, count, v, 0, 255)
+    elif kind == 6:
+        _store_whole(nb.pointer(address, np.int8(0)), at, step, count, v, -128, 127)
+    elif kind == 7:
+        _store_whole(nb.pointer(address, np.int32(0)), at, step, count, v, -2147483648, 2147483647)
+    else:
+        low, high = -9223372036854775808, 9223372036854775807
+        _store_whole(nb.pointer(address, np.int64(0)), at, step, count, v, low, high)
+
+
+@intrinsic
+def _exp_vector(typingctx, v):
+    """The exponential of sixteen float32."""
+    if v != nv.Vector(types.float32):
+        return None
+    return v(v), lambda context, builder, signature, values: vm._exp(vm._Lanes(builder, values[0])).value
+
+
+def _exponentials(count, v):
+    """v[i] = exp(v[i])."""
+    raise NotImplementedError("works inside a kernel only")
+
+
+@overload(_exponentials)
+def _exponentials_impl(count, v):
+    if v.dtype == types.float32:
+
+        def impl(count, v):
+            for i in range(0, count, nv.LANES):  # what lies past `count` in the block is never looked at
+                nv.write(v, i, 1, _exp_vector(nv.read_all(v, i)), nv.LANES)
+    else:
+
+        def impl(count, v):
+            for i in range(count):
+                v[i] = nb.cast(math.exp(v[i]), v[0])
+
+    return impl
+
+
+@nb.exact_kernel
+def _binary(code, count, v, w, t):
+    """Modes that read two tensors or three."""
+    one, zero = nb.cast(1, v[0]), nb.cast(0, v[0])
+    if code == ADD:
+        for i in range(count):
+            v[i] += w[i]
+    elif code == ADD_SQUARE:
+        for i in range(count):
+            v[i] += w[i] * w[i]
+    elif code == SUB:
+        for i in range(count):
+            v[i] -= w[i]
+    elif code == MUL:
+        for i in range(count):
+            v[i] *= w[i]
+    elif code == DIV:
+        for i in range(count):
+            v[i] = nb.cast(v[i] / w[i], v[0])
+    elif code == MIN:
+        for i in range(count):
+            v[i] = v[i] if (v[i] < w[i]) | (v[i] != v[i]) else w[i]
+    elif code == MAX:
+        for i in range(count):
+            v[i] = v[i] if (v[i] > w[i]) | (v[i] != v[i]) else w[i]
+    elif code == MOD:
+        for i in range(count):
+            v[i] = nb.cast(np.fmod(np.float64(v[i]), np.float64(w[i])), v[0])
+    elif code == POW:
+        for i in range(count):
+            v[i] = nb.cast(math.pow(np.float64(v[i]), np.float64(w[i])), v[0])
+    elif code == AND:
+        for i in range(count):
+            v[i] = one if (v[i] != 0) & (w[i] != 0) else zero
+    elif code == OR:
+        for i in range(count):
+            v[i] = one if (v[i] != 0) | (w[i] != 0) else zero
+    elif code == EQ:
+        for i in range(count):
+            v[i] = one if v[i] == w[i] else zero
+    elif code == NEQ:
+        for i in range(count):
+            v[i] = one if v[i] != w[i] else zero
+    elif code == GT:
+        for i in range(count):
+            v[i] = one if v[i] > w[i] else zero
+    elif code == GE:
+        for i in range(count):
+            v[i] = one if v[i] >= w[i] else zero
+    elif code == LT:
+        for i in range(count):
+            v[i] = one if v[i] < w[i] else zero
+    elif code == LE:
+        for i in range(count):
+            v[i] = one if v[i] <= w[i] else zero
+    else:
+        for i in range(count):
+            v[i] = v[i] if t[i] != 0 else w[i]
+
+
+@nb.exact_kernel
+def _unary(code, count, v, lower, upper):
+    one, zero = nb.cast(1, v[0]), nb.cast(0, v[0])
+    if code == ABS:
+        for i in range(count):
+            v[i] = abs(v[i])
+    elif code == CEIL:
+        for i in range(count):
+            v[i] = nb.cast(np.ceil(v[i]), v[0])
+    elif code == FLOOR:
+        for i in range(count):
+            v[i] = nb.cast(np.floor(v[i]), v[0])
+    elif code == RSQRT:
+        for i in range(count):
+            v[i] = nb.cast(one / np.sqrt(v[i]), v[0])
+    elif code == SQRT:
+        for i in range(count):
+            v[i] = nb.cast(np.sqrt(v[i]), v[0])
+    elif code == EXP:
+        _exponentials(count, v)
+    elif code == LOG:
+        for i in range(count):
+            v[i] = nb.cast(np.log(v[i]), v[0])
+    elif code == NEG:
+        for i in range(count):
+            v[i] = -v[i]
+    elif code == SIN:
+        for i in range(count):
+            v[i] = nb.cast(math.sin(v[i]), v[0])
+    elif code == COS:
+        for i in range(count):
+            v[i] = nb.cast(math.cos(v[i]), v[0])
+    elif code == TAN:
+        for i in range(count):
+            v[i] = nb.cast(math.tan(v[i]), v[0])
+    elif code == ERF:
+        for i in range(count):
+            v[i] = nb.cast(math.erf(v[i]), v[0])
+    elif code == RECIPROCAL:
+        for i in range(count):
+            v[i] = nb.cast(one / v[i], v[0])
+    elif code == NOT:
+        for i in range(count):
+            v[i] = one - v[i]
+    elif code == CLIP:
+        for i in range(count):
+            u = upper if v[i] > upper else v[i]
+            v[i] = lower if u < lower else u
+    elif code == LOGICAL_NOT:
+        for i in range(count):
+            v[i] = one if v[i] == 0 else zero
+
+
+# The codes, as constants that the kernels above are compiled with.
+(
+    _, ADD, ADD_SQUARE, SUB, MUL, DIV, MIN, MAX, MOD, POW, ABS, CEIL, FLOOR, RSQRT, SQRT, EXP, LOG, NEG, SIN, COS, TAN,
+    ERF, RECIPROCAL, NOT, CLIP, LOGICAL_NOT, AND, OR, EQ, NEQ, GT, GE, LT, LE, SELECT, GEN_INDEX,
+) = range(len(MODES))  # fmt: skip
+
+
+@nb.kernel
+def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
+    t, numbers = nb.pointer(table, np.int64(0)), nb.pointer(numbers, like)
+    v, w, c, at = stack(BLOCK, like), stack(BLOCK, like), stack(BLOCK, like), stack(6, np.int64(0))
+    for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
+        rest, lane = unit // t[CHUNKS], unit % t[CHUNKS] * BLOCK
+        count = min(t[LANES] - lane, BLOCK)
+        for slot in range(6):
+            at[slot] = lane * t[STEP + slot]
+        for loop in range(t[OUTER] - 1, -1, -1):
+            row = LOOPS + ROW * loop
+            here, rest = rest % t[row], rest // t[row]
+            for slot in range(6):
+                at[slot] += here * t[row + 1 + slot]
+        if t[CODE] == GEN_INDEX:
+            for i in range(count):
+                v[i] = nb.cast(at[5] + i * t[STEP + 5], v[0])
+        else:
+            _read(t[TYPE], x, at[0], t[STEP], count, v)
+        if numbers[0] != 1:
+            for i in range(count):
+                v[i] *= numbers[0]
+        if b != 0:
+            _read(t[TYPE + 1], b, at[1], t[STEP + 1], count, w)
+            if numbers[1] != 1:
+                for i in range(count):
+                    w[i] *= numbers[1]
+            if t_address != 0:
+                _read(t[TYPE + 2], t_address, at[2], t[STEP + 2], count, c)
+            _binary(t[CODE], count, v, w, c)
+        elif t[CODE] > 0:
+            _unary(t[CODE], count, v, numbers[3], numbers[4])
+        if z != 0:
+            _read(t[TYPE + 3], z, at[3], t[STEP + 3], count, w)
+            for i in range(count):
+                v[i] += numbers[2] * w[i]
+        _write(t[TYPE + 4], y, at[4], t[STEP + 4], count, v)
+
+
+@nb.kernel
+def _run(parts, threads, x, b, t, z, y, table, numbers, like):
+    nb.launch(_part, parts, threads, (x, b, t, z, y, table, numbers, like))
+
+
+class Blocked(Engine):
+    name = "elementwise.blocked"
+    operations = ("elementwise_fwd",)
+    targets = ("cpu",)
+    notes = frozenset({"runtime_compilation"})
+
+    def refusals(self, problem: Problem) -> list[str]:
+        r = Refusals()
+        r.require_tensors(problem.items, TYPES)
+        return r
+
+    def cost(self, problem: Problem, config: Config) -> float:
+        loops = Loops.of(problem)
+        slow = problem.op.mode in ("mod", "pow", "log", "sin", "cos", "tan", "erf")  # type: ignore[attr-defined]
+        blocks = loops.rows * -(-loops.sizes[-1] // BLOCK)
+        seconds = problem["y"].numel * (5e-9 if slow else 0.3e-9) + blocks * 30e-9
+        return roofline(problem, flops=0.0) + seconds / problem.target.processors
+
+    def build(self, problem: Problem, config: Config) -> Run:
+        op: Any = problem.op
+        loops, tensors = Loops.of(problem), problem.tensors
+        wide = any(t.dtype == "f64" for t in tensors.values())
+        whole = op.is_whole(tensors) and op.mode != "identity" or all(t.dtype in TYPES[4:] for t in tensors.values())
+        like = nb.token("i64" if whole else "f64" if wide or op.is_whole(tensors) else "f32")
+        strides = [loops.strides.get(slot, (0,) * len(loops.sizes)) for slot in SLOTS]
+        kinds = [KINDS[tensors[slot].dtype] if slot in tensors else -1 for slot in SLOTS[:5]]
+        lanes = loops.sizes[-1]
+        chunks = -(-lanes // BLOCK)
+        units = loops.rows * chunks
+        outer = [n for i, size in enumerate(loops.sizes[:-1]) for n in (size, *(s[i] for s in strides))]
+        head = [len(loops.sizes) - 1, units, chunks, lanes, CODES[op.mode], *kinds, 0, *(s[-1] for s in strides)]
+        table = np.array([*head, *outer], dtype=np.int64)
+        factors = [op.alpha1, op.alpha2, problem.epilogue.beta, op.lower, op.upper]
+        numbers = np.array(factors, dtype=like.dtype)
+        address, numbers_address = table.ctypes.data, numbers.ctypes.data
+        parts = max(1, min(units, problem["y"].numel // GRAIN, PARTS)) if units else 0
+        threads = nb.threads if parts > 1 else lambda: 1
+        _run(0, 1, 0, 0, 0, 0, 0, address, numbers_address, like)  # compiles, or loads from disk
+        roles = problem.inputs + problem.outputs
+        order = [roles.index(slot) if slot in tensors else None for slot in SLOTS[:5]]
+
+        def run(tensors: tuple[Any, ...], workspace: Any, _keep: Any = (table, numbers)) -> None:
+            x, b, t, z, y = [0 if i is None else tensors[i].data_ptr() for i in order]
+            _run(parts, threads(), x, b, t, z, y, address, numbers_address, like)
+
+        return run
