@@ -256,9 +256,9 @@ def _even(m: AxisMap) -> tuple[int, int, int]:
 
     Examples
     --------
-    >>> _even(AxisMap.of(8, 16, "linear")), _even(AxisMap.of(8, 16, "linear").transposed())
-    ((2, 1, 15), (1, 1, 7))
-    >>> _even(AxisMap.of(8, 12, "linear"))
+    >>> _even(AxisMap.of(40, 80, "linear")), _even(AxisMap.of(40, 80, "linear").transposed())
+    ((2, 1, 79), (1, 1, 39))
+    >>> _even(AxisMap.of(40, 60, "linear"))
     (0, 0, 0)
     """
     full = (m.weights != 0).all(1)
