@@ -70,8 +70,28 @@ def foldings(draw) -> str:
     return line("unfold_bwd", given | shared)
 
 
-@settings(max_examples=40)
-@given(st.one_of(resamplings(), foldings()), st.integers(0, 3), st.integers(0, 1 << 30))
+@st.composite
+def samplings(draw) -> str:
+    ndim, dtype = draw(st.sampled_from([2, 2, 3])), draw(st.sampled_from(["f32", "f64"]))
+    n, c = draw(st.integers(1, 3)), draw(st.integers(1, 11))
+    size, points = (tuple(draw(st.integers(1, 6)) for _ in range(ndim)) for _ in "xy")
+    x, y, grid = (n, c, *size), (n, c, *points), (n, *points, ndim)
+    given = {"x": draw(tensors(dtype, x)), "grid": draw(tensors(dtype, grid))}
+    shared = {
+        "mode": draw(st.sampled_from(["bilinear", "nearest", *["bicubic"] * (ndim == 2)])),
+        "padding_mode": draw(st.sampled_from(["zeros", "border", "reflection"])),
+        "align_corners": draw(st.integers(0, 1)),
+    }
+    if draw(st.booleans()):
+        return line("grid_sample_fwd", given | {"y": draw(tensors(dtype, y, output=True))} | shared)
+    wanted = draw(st.sampled_from(["both", "x", "grid"]))
+    if wanted != "grid":
+        given["dx"] = draw(tensors(dtype, x, output=True))
+    return line("grid_sample_bwd", {"dy": draw(tensors(dtype, y))} | given | shared | {"gradients": wanted})
+
+
+@settings(max_examples=50)
+@given(st.one_of(resamplings(), foldings(), samplings()), st.integers(0, 3), st.integers(0, 1 << 30))
 def test_an_engine_refuses_or_is_right(text, pick, seed):
     note(text)
     problem = Problem.parse(text)

@@ -55,6 +55,14 @@ cross_entropy_fwd x=f16[2,8,6]@({FAR},6,1) target=i64[2,6]
 cross_entropy_bwd dy=f16[] x=f16[3,8]@(1,{FAR}) target=i64[3] stats=f32[3] total=f32[] dx=f16[3,8]@({FAR},1)
 dropout_fwd x=f16[2,8,6]@({FAR},6,1) state=i64[2] y=f16[2,8,6]@({FAR},6,1)
 dropout_bwd dy=f16[2,8,8]@({FAR},1,8) state=i64[2] dx=f16[2,8,8]@({FAR},1,8)
+resample_fwd x=f16[2,8,6,6]@({FAR},36,6,1) size=9,12 mode=linear
+resample_fwd x=f16[2,8,6,6] y=f16[2,8,12,12]@({FAR},1,96,8) size=12,12
+resample_bwd dy=f16[2,8,12,12]@({FAR},144,12,1) size=6,6 mode=linear
+shuffle x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,2,12,12]@({FAR},144,12,1) kind=pixel_shuffle factor=2
+unfold_fwd x=f16[2,3,6,6]@({FAR},36,6,1) y=f16[2,27,16]@({FAR},16,1) window=3
+unfold_bwd dy=f16[2,27,16]@({FAR},16,1) dx=f16[2,3,6,6]@({FAR},36,6,1) size=6 window=3
+grid_sample_fwd x=f16[2,3,6,6]@({FAR},36,6,1) grid=f16[2,3,3,2]
+grid_sample_bwd dy=f16[2,3,3,3] x=f16[2,3,6,6]@({FAR},36,6,1) grid=f16[2,3,3,2]@({FAR},6,2,1)
 """.strip().splitlines()
 TARGETS = {
     "cpu": Target.parse("cpu"),

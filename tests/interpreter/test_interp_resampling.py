@@ -1,4 +1,4 @@
-"""The resampling and folding kernels in Triton's interpreter: the small lines of their lists of problems."""
+"""Kernels of resampling, folding and sampling by a grid in Triton's interpreter: the small lines of their lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
 TARGET = Target.parse("cuda:sm_90")
 LINES = [
     p
-    for name in ("edge_resample.txt", "edge_fold.txt")
+    for name in ("edge_resample.txt", "edge_fold.txt", "edge_grid_sample.txt")
     for p in read_problems(PROBLEMS / name, TARGET)
     if not p.is_empty and max(t.numel for _, t in p.items) <= 1200
 ]
@@ -38,4 +38,5 @@ def test_usual_tiles(problem: Problem) -> None:
 
 @pytest.mark.parametrize("problem", LINES[::5], ids=str)
 def test_small_tiles(problem: Problem) -> None:
-    check(problem, {"BLOCK_R": 4, "BLOCK_L": 8})
+    small = {"BLOCK_P": 4, "BLOCK_C": 2} if problem.op.name.startswith("grid") else {"BLOCK_R": 4, "BLOCK_L": 8}
+    check(problem, small)

@@ -38,6 +38,7 @@ from .cross_entropy import cross_entropy, nll_loss
 from .dropout import DropoutGenerator, alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout
 from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, set_tensor, transform_tensor
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
+from .grid_sample import affine_grid, grid_sample
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
@@ -55,6 +56,7 @@ __all__ = [
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
     "add_tensor",
+    "affine_grid",
     "alpha_dropout",
     "amax",
     "amin",
@@ -78,6 +80,7 @@ __all__ = [
     "feature_alpha_dropout",
     "fold",
     "gelu",
+    "grid_sample",
     "group_norm",
     "hardsigmoid",
     "hardswish",

@@ -1,0 +1,47 @@
+"""``resample.grid_tiled``: sampling by a grid on a GPU, forward and the grid's gradient, every mode, in Triton.
+
+Method: a program takes a block of output points, works out the neighbours' places and weights along each axis, and goes
+through the channels a block at a time: points are neighbours in memory where W is innermost, channels where C is. The
+gradient of the grid is summed over channels in the program, in one order. Both are deterministic.
+Cost: a read a tap, channel and point, mostly from the first-level cache. The gradient of x is not made here: see
+``resample.grid_scatter``.
+"""
+
+from typing import Any
+
+from ...core.engine import Config, Refusals
+from ...core.heuristics import roofline
+from ...core.problem import Problem
+from ...ops.grid_sample import TAPS
+from .._triton.index import INT32
+from .._triton.launch import Launch, TritonEngine
+from ._grid import TYPES, configs, grid_sample, sample_arguments, tiles
+
+
+class GridTiled(TritonEngine):
+    name = "resample.grid_tiled"
+    operations = ("grid_sample_fwd", "grid_sample_bwd")
+
+    def refusals(self, problem: Problem) -> list[str]:
+        r = Refusals()
+        r.require_tensors(problem.items, TYPES, elements=True)
+        r.require("dx" not in problem.tensors, "gradients = grid", getattr(problem.op, "gradients", ""))
+        if not r:
+            blocks = min(tiles(problem, c) for c in self.configs(problem))
+            r.require(blocks <= INT32, f"at most {INT32} tiles", blocks)
+        return r
+
+    def configs(self, problem: Problem) -> list[Config]:
+        return configs(problem)
+
+    def cost(self, problem: Problem, config: Config) -> float:
+        op: Any = problem.op
+        y = problem["y" if "y" in problem.tensors else "dy"]
+        moved = problem.bytes + 0.1 * y.nbytes * TAPS[op.mode] ** (y.ndim - 2)
+        busy = min(1.0, tiles(problem, config) / problem.target.processors)
+        return roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.7 * busy)
+
+    def launches(self, problem: Problem, config: Config) -> list[Launch]:
+        args, constexprs = sample_arguments(problem, config, sums=None)
+        grid = (tiles(problem, config),)
+        return [Launch(grid_sample, grid, args, constexprs, config["num_warps"], config["num_stages"])]
