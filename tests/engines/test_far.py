@@ -63,6 +63,17 @@ unfold_fwd x=f16[2,3,6,6]@({FAR},36,6,1) y=f16[2,27,16]@({FAR},16,1) window=3
 unfold_bwd dy=f16[2,27,16]@({FAR},16,1) dx=f16[2,3,6,6]@({FAR},36,6,1) size=6 window=3
 grid_sample_fwd x=f16[2,3,6,6]@({FAR},36,6,1) grid=f16[2,3,3,2]
 grid_sample_bwd dy=f16[2,3,3,3] x=f16[2,3,6,6]@({FAR},36,6,1) grid=f16[2,3,3,2]@({FAR},6,2,1)
+avg_pool_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,3,3]@({FAR},1,24,8) window=2
+avg_pool_bwd dy=f16[2,8,3,3]@({FAR},9,3,1) dx=f16[2,8,6,6]@({FAR},36,6,1) window=3 stride=2 padding=1
+lp_pool_fwd x=f16[2,8,6,6]@({FAR},1,48,8) window=2
+lp_pool_bwd dy=f16[2,8,3,3] x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,3,3]@({FAR},9,3,1) window=2
+adaptive_avg_pool_fwd x=f16[2,8,6,6]@({FAR},36,6,1) output_size=1
+adaptive_avg_pool_bwd dy=f16[2,8,4,4] dx=f16[2,8,6,6]@({FAR},36,6,1)
+adaptive_max_pool_fwd x=f16[2,8,6,6]@({FAR},36,6,1) output_size=4
+adaptive_max_pool_fwd x=f16[2,8,6,6]@({FAR},1,48,8) output_size=1
+adaptive_max_pool_bwd dy=f16[2,8,4,4]@({FAR},16,4,1) index=i64[2,8,4,4] dx=f16[2,8,6,6]@({FAR},36,6,1)
+max_unpool_fwd x=f16[2,8,3,3]@({FAR},9,3,1) index=i64[2,8,3,3] y=f16[2,8,6,6]@({FAR},36,6,1) output_size=6
+max_unpool_bwd dy=f16[2,8,6,6]@({FAR},36,6,1) index=i64[2,8,3,3] dx=f16[2,8,3,3]@({FAR},9,3,1)
 """.strip().splitlines()
 TARGETS = {
     "cpu": Target.parse("cpu"),

@@ -92,6 +92,16 @@ cross_entropy_fwd x=bf16[64,5001] target=i64[64]
 cross_entropy_bwd dy=f32[] x=f32[64,5001] target=i64[64] stats=f32[64] weight=f32[5001] total=f32[] smoothing=0.1
 dropout_fwd x=bf16[512,4096] state=i64[2] z=bf16[512,4096] beta=1.0 keep_mask=1
 dropout_bwd dy=bf16[16,64,28,28]@nhwc state=i64[2]
+avg_pool_fwd x=bf16[16,32,33,32]@nhwc window=3 stride=2 padding=1 count_padding=0
+avg_pool_bwd dy=f32[16,32,16,16] dx=f32[16,32,32,32] window=2
+lp_pool_fwd x=f32[16,32,32,32] window=3 stride=2 norm=3.0
+lp_pool_bwd dy=bf16[16,32,16,16]@nhwc x=bf16[16,32,32,32]@nhwc y=bf16[16,32,16,16]@nhwc window=2
+adaptive_avg_pool_fwd x=bf16[1,8,128,128] output_size=1
+adaptive_avg_pool_bwd dy=bf16[16,32,5,5]@nhwc dx=bf16[16,32,32,32]@nhwc
+adaptive_max_pool_fwd x=bf16[1,8,128,128] output_size=1
+adaptive_max_pool_bwd dy=f32[16,32,5,5] index=i64[16,32,5,5] dx=f32[16,32,32,32]
+max_unpool_fwd x=bf16[16,32,16,16]@nhwc index=i64[16,32,16,16]@nhwc output_size=32
+max_unpool_bwd dy=f32[16,32,32,32] index=i64[16,32,16,16]
 """.strip().splitlines()
 
 MANY = """
