@@ -59,7 +59,8 @@ def _runs_part(
     seed, offset = np.uint64(state[0]), np.uint64(state[1])
     k0, k1 = np.uint32(seed), np.uint32(seed >> np.uint64(32))
     c2, c3 = np.uint32(offset), np.uint32(offset >> np.uint64(32))
-    words = np.empty(CHUNK + 8, np.uint32)
+    memory = np.empty(CHUNK + 8, np.uint32)
+    words = nb.pointer(memory.ctypes.data, np.uint32(0))  # an array would look at the sign of every index
     at = np.empty(6, np.int64)
     limit, none, none_dropped = np.uint32(t[LIMIT]), t[NONE] != 0, t[LIMIT] == 0
     x_step, z_step, y_step, mask_step = t[RUN_AT + X], t[RUN_AT + Z], t[RUN_AT + Y], t[RUN_AT + MASK]
@@ -105,6 +106,7 @@ def _runs_part(
             for i in range(count):
                 kept = (words[before + i] >= limit or none_dropped) and not none
                 mask[mask_at + i * mask_step] = np.uint8(1) if kept else np.uint8(0)
+    memory[0] = 0  # it lives until here
 
 
 @nb.kernel
@@ -118,7 +120,8 @@ def _tiles_part(
     seed, offset = np.uint64(state[0]), np.uint64(state[1])
     k0, k1 = np.uint32(seed), np.uint32(seed >> np.uint64(32))
     c2, c3 = np.uint32(offset), np.uint32(offset >> np.uint64(32))
-    words = np.empty((TILE_RUN + 8) * TILE_LANES, np.uint32)
+    memory = np.empty((TILE_RUN + 8) * TILE_LANES, np.uint32)
+    words = nb.pointer(memory.ctypes.data, np.uint32(0))
     at = np.empty(6, np.int64)
     limit, none = np.uint32(t[LIMIT]), t[NONE] != 0
     zero = factor * nb.cast(0, factor)
@@ -164,6 +167,7 @@ def _tiles_part(
                 for j in range(wide):
                     kept = words[row + j] >= limit and not none
                     mask[mask_at + j * t[LANES_AT + MASK]] = np.uint8(1) if kept else np.uint8(0)
+    memory[0] = 0  # it lives until here
 
 
 @nb.kernel
