@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from lucidnn import Problem
 from lucidnn.core import registry
 from lucidnn.testing import verify
-from problems_at_random import DTYPES, TILES, comma, line, tensors
+from problems_at_random import TILES, comma, line, tensors
+
+DTYPES = st.sampled_from(["f32", "f32", "bf16"])  # each is a compilation of every kernel; the lists have the others
 
 
 @st.composite
@@ -72,7 +74,7 @@ def foldings(draw) -> str:
 
 @st.composite
 def samplings(draw) -> str:
-    ndim, dtype = draw(st.sampled_from([2, 2, 3])), draw(st.sampled_from(["f32", "f64"]))
+    ndim, dtype = draw(st.sampled_from([2, 2, 3])), draw(st.sampled_from(["f32", "f32", "f64"]))
     n, c = draw(st.integers(1, 3)), draw(st.integers(1, 11))
     size, points = (tuple(draw(st.integers(1, 6)) for _ in range(ndim)) for _ in "xy")
     x, y, grid = (n, c, *size), (n, c, *points), (n, *points, ndim)
@@ -90,7 +92,7 @@ def samplings(draw) -> str:
     return line("grid_sample_bwd", {"dy": draw(tensors(dtype, y))} | given | shared | {"gradients": wanted})
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(st.one_of(resamplings(), foldings(), samplings()), st.integers(0, 3), st.integers(0, 1 << 30))
 def test_an_engine_refuses_or_is_right(text, pick, seed):
     note(text)
