@@ -14,7 +14,7 @@ import torch
 from lucidnn.core import registry
 from lucidnn.core.descriptor import contiguous_strides
 from lucidnn.core.problem import Problem
-from lucidnn.engines.convolution import direct, direct_wgrad, im2col_gemm
+from lucidnn.engines.convolution import direct, direct_wgrad, im2col_gemm, tap_gemm
 from lucidnn.testing import verify
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
@@ -168,3 +168,28 @@ def test_nan_reaches_what_it_should_and_nothing_else(operation):
             size = engine.workspace_size(problem, {})
             engine.build(problem, {})((first, second, result), torch.empty(size, dtype=torch.uint8))
             assert torch.equal(result.isnan(), expected), engine.name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "conv_fprop x=f32[2,20,9,11] w=f32[13,20,3,3] padding=5 dilation=5",
+        "conv_fprop x=f64[1,9,12,7] w=f64[5,9,2,3] padding=0:3,4 dilation=1,4 stride=2,1",
+        "conv_dgrad dy=f32[2,13,9,11] w=f32[13,20,3,3] padding=5 dilation=5",
+        "conv_dgrad dy=f32[1,7,5,4,4] w=f32[7,10,2,2,3] dx=f32[1,10,7,8,8] padding=0,1,2 dilation=2,3,2 stride=1,2,2",
+        "conv_wgrad x=f32[3,20,9,11] dy=f32[3,13,9,11] dw=f32[13,20,3,3] padding=5 dilation=5",
+        "conv_wgrad x=f32[2,11,30] dy=f32[2,6,26] dw=f32[6,11,3] padding=10 dilation=12",
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [1, 1500, 1 << 20])
+def test_taps_in_small_blocks(line, block_bytes, monkeypatch):
+    monkeypatch.setattr(tap_gemm, "BLOCK_BYTES", block_bytes)
+    tap_gemm._plan.cache_clear()
+    problem = Problem.parse(f"{line} on=cpu:generic:2")
+    try:
+        engine = registry.get("conv.tap_gemm")
+        assert not engine.reasons(problem)
+        found = verify(problem, engine, {}, torch.device("cpu"), 1)
+        assert not found.fault, found.fault
+    finally:
+        tap_gemm._plan.cache_clear()
