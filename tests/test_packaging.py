@@ -107,7 +107,8 @@ def imports(path: Path) -> set[str]:
             base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package if node.level else ""
             module = ".".join(filter(None, [base, node.module]))
             # `from lucidnn import ops` imports a module, `from lucidnn.ops.pooling import x` a name in one.
-            found.update(f"{module}.{alias.name}" if module.count(".") < 2 else module for alias in node.names)
+            whole = module.count(".") >= 2 and node.module is not None  # `from . import _x` imports a module, too
+            found.update(module if whole else f"{module}.{alias.name}" for alias in node.names)
     return found
 
 
