@@ -22,6 +22,7 @@ import math
 import torch
 
 from ...core.engine import Engine, Refusals
+from ...core.heuristics import roofline
 from ...ops.convolution import Geometry
 from .. import _numba as nb
 from .._cpu_convolution import summing
@@ -321,7 +322,13 @@ class DirectWgrad(Engine):
         sums = plan.pixel_parts * plan.sums * plan.itemsize
         again = 0.1 * plan.blocks * plan.sums * plan.itemsize if plan.sums * plan.itemsize > 1 << 20 else 0.0
         images = problem["x"].nbytes + problem["dy"].nbytes + 0.15 * (slabs + panels) * plan.itemsize
-        return seconds(problem, plan, images + 3.7 * sums + again + cleared(sums))
+        moved = images + 3.7 * sums + again + cleared(sums)
+        if plan.each and not problem["x"].is_channels_last:
+            # Channels of a pixel are gathered one by one, and the product is quicker than `seconds` has it: from four
+            # depthwise layers on 7x7, of 3x3 to 7x7, that it now meets within 10 %.
+            product = 0.51 * seconds(problem, plan, 0.0)
+            return product + roofline(problem, flops=0.0, bytes=2.9 * moved, memory_efficiency=1.0, launches=0)
+        return seconds(problem, plan, moved)
 
     def build(self, problem, config):
         plan = _plan(problem)
