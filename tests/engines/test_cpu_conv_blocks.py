@@ -14,7 +14,7 @@ import torch
 from lucidnn.core import registry
 from lucidnn.core.descriptor import contiguous_strides
 from lucidnn.core.problem import Problem
-from lucidnn.engines.convolution import direct, direct_wgrad, im2col_gemm, tap_gemm
+from lucidnn.engines.convolution import direct, direct_wgrad, im2col_gemm, kn2row
 from lucidnn.testing import verify
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
@@ -183,13 +183,13 @@ def test_nan_reaches_what_it_should_and_nothing_else(operation):
 )
 @pytest.mark.parametrize("block_bytes", [1, 1500, 1 << 20])
 def test_taps_in_small_blocks(line, block_bytes, monkeypatch):
-    monkeypatch.setattr(tap_gemm, "BLOCK_BYTES", block_bytes)
-    tap_gemm._plan.cache_clear()
+    monkeypatch.setattr(kn2row, "BLOCK_BYTES", block_bytes)
+    kn2row._plan.cache_clear()
     problem = Problem.parse(f"{line} on=cpu:generic:2")
     try:
-        engine = registry.get("conv.tap_gemm")
+        engine = registry.get("conv.kn2row")
         assert not engine.reasons(problem)
         found = verify(problem, engine, {}, torch.device("cpu"), 1)
         assert not found.fault, found.fault
     finally:
-        tap_gemm._plan.cache_clear()
+        kn2row._plan.cache_clear()

@@ -119,7 +119,7 @@ def sum_type(x: TensorDescriptor) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropyFwd(_CrossEntropy):
-    """``y``, the loss; ``stats``, each row's log-sum-exp; ``total``, the weights' sum, for a mean over class numbers."""
+    """``y``, the loss; ``stats``, each row's log-sum-exp; ``total``, the weights' sum, for a mean over classes."""
 
     name = "cross_entropy_fwd"
     inputs, optional, outputs = ("x", "target"), ("weight",), ("y", "stats", "total")

@@ -82,11 +82,13 @@ def _shared_digest() -> bytes:
 
 @functools.cache
 def _digest(path: str) -> str:
+    """Of a kernel's own file, of its family's helpers, whose names start with an underscore, and of what all share."""
     try:
-        own = Path(path).read_bytes()
+        own = [Path(path), *sorted(Path(path).parent.glob("_[a-z]*.py"))]
+        text = b"".join(file.read_bytes() for file in own)
     except OSError:
-        own = path.encode()
-    return hashlib.sha256(own + _shared_digest()).hexdigest()
+        text = path.encode()
+    return hashlib.sha256(text + _shared_digest()).hexdigest()
 
 
 class _Locator(_CacheLocator):

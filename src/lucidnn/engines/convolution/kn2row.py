@@ -1,4 +1,4 @@
-"""``conv.tap_gemm``: a dilated convolution on a CPU as one matrix product for each filter tap.
+"""``conv.kn2row``: a dilated convolution on a CPU as one matrix product for each filter tap.
 
 Method. A filter tap meets a rectangle of the input and adds to a rectangle of the output; where padding is as wide as
 the image, as in the far-reaching branches of segmentation networks, these are small: of a 3x3 filter with dilation 36
@@ -100,10 +100,10 @@ def _plan(problem: Problem) -> _Plan:
     return _Plan(g, direction, tuple(taps), source_block, result_block, parts, itemsize)
 
 
-class TapGemm(Engine):
+class Kn2row(Engine):
     """Tap by tap through BLAS, padding left out."""
 
-    name = "conv.tap_gemm"
+    name = "conv.kn2row"
     operations = ("conv_fprop", "conv_dgrad", "conv_wgrad")
     targets = ("cpu",)
 
