@@ -50,7 +50,7 @@ def answer(
     whole = problem.op.name.startswith("conv_")  # int8 is computed with, other whole numbers are positions
     given = {r: t.to(dtype) if t.is_floating_point() or whole else t for r, t in inputs.items()}
     with precision(tf32):
-        return _FAMILIES[problem.op.name](problem, given)
+        return FAMILIES[problem.op.name](problem, given)
 
 
 def _finish(problem: Problem, value: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _pool_backward(problem: Problem, given: Mapping[str, torch.Tensor]) -> dict[
     return {"dx": dx.reshape(shape)}
 
 
-_FAMILIES = {
+FAMILIES = {
     "conv_fprop": _convolution,
     "conv_dgrad": _convolution,
     "conv_wgrad": _convolution,

@@ -120,7 +120,7 @@ BAD_LINES = {
     # line: (what the caret stands under, what the message says)
     "": ("", "empty line"),
     "   ": ("", "empty line"),
-    "conv_forward x=f32[1]": ("conv_forward", "operation: found 'conv_forward'; accepted: conv_bgrad, conv_dgrad"),
+    "conv_forward x=f32[1]": ("conv_forward", "operation: found 'conv_forward'; accepted: adaptive_avg_pool_bwd"),
     GOOD + " padding": ("padding", "expected name=value, found 'padding'"),
     GOOD + " padding=": ("padding=", "expected name=value"),
     GOOD + " pad=1": ("pad=1", "conv_fprop has no 'pad'; it has x, w, bias, z, scale, y, stride, padding"),

@@ -52,7 +52,7 @@ softmax_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
 softmax_fwd x=f16[6,2]@(1,{FAR}) axes=1 log=1
 softmax_bwd y=f16[2,8,6]@({FAR},6,1) dy=f16[2,8,6] dx=f16[2,8,6]@({FAR},6,1) axes=2
 cross_entropy_fwd x=f16[2,8,6]@({FAR},6,1) target=i64[2,6]
-cross_entropy_bwd dy=f16[] x=f16[3,8]@(1,{FAR}) target=i64[3] stats=f32[3] total=f32[] dx=f16[3,8]@({FAR},1)
+cross_entropy_bwd dy=f16[] x=f16[2,2]@(1,{FAR}) target=i64[2] stats=f32[2] total=f32[] dx=f16[2,2]@({FAR},1)
 dropout_fwd x=f16[2,8,6]@({FAR},6,1) state=i64[2] y=f16[2,8,6]@({FAR},6,1)
 dropout_bwd dy=f16[2,8,8]@({FAR},1,8) state=i64[2] dx=f16[2,8,8]@({FAR},1,8)
 resample_fwd x=f16[2,8,6,6]@({FAR},36,6,1) size=9,12 mode=linear

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import threading
 import warnings
@@ -72,7 +73,7 @@ def test_operator(name, last, device):
 
 
 def test_every_operator_is_checked():
-    """Here or in a family's own file, whose `operator_calls` names them as the one above does."""
+    """Here or in a family's own file: by its `operator_calls`, as above, or by a call of opcheck that names it."""
     defined = {
         name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "lucidnn::" in name
     }
@@ -80,6 +81,7 @@ def test_every_operator_is_checked():
     for path in Path(__file__).parent.glob("test_*.py"):
         calls = getattr(importlib.import_module(path.stem), "operator_calls", lambda last, device: {})
         checked |= {name.split()[0] for name in calls(False, "cpu")}
+        checked |= set(re.findall(r"opcheck\((?:torch\.ops\.lucidnn|ops)\.(\w+)", path.read_text(encoding="utf-8")))
     assert defined == checked
 
 

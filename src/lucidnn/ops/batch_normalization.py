@@ -206,9 +206,13 @@ class _Given(Operation):
     epsilon: float = attribute(FLOAT, 1e-5)
     mode: str = attribute(NAME, "spatial")
 
-    batched = LARGE
     epilogue = frozenset({"beta", "activation", "parameter"})
     statistics: ClassVar = ("variance", "inv_variance")
+
+    def __init_subclass__(cls, **kwargs: Any):
+        if "name" in cls.__dict__:
+            cls.batched = tuple(role for role in LARGE if role in (*cls.inputs, *cls.optional, *cls.outputs))
+        super().__init_subclass__(**kwargs)
 
     def check(self, tensors: Tensors, epilogue: Epilogue) -> None:
         _check_large(self, tensors, epilogue)

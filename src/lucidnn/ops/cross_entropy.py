@@ -123,7 +123,6 @@ class CrossEntropyFwd(_CrossEntropy):
 
     name = "cross_entropy_fwd"
     inputs, optional, outputs = ("x", "target"), ("weight",), ("y", "stats", "total")
-    batched = ("x", "target", "stats")
 
     def infer(self, tensors: Tensors) -> dict[str, TensorDescriptor]:
         x = tensors["x"]
@@ -145,7 +144,6 @@ class CrossEntropyBwd(_CrossEntropy):
 
     name = "cross_entropy_bwd"
     inputs, optional, outputs = ("dy", "x", "target"), ("stats", "weight", "total"), ("dx",)
-    batched = ("x", "target", "stats", "dx")
 
     def infer(self, tensors: Tensors) -> dict[str, TensorDescriptor]:
         return {"dx": like(tensors["x"])}

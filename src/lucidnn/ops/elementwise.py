@@ -143,7 +143,6 @@ class ElementwiseFwd(Operation):
 
     name = "elementwise_fwd"
     inputs, optional, outputs = ("x",), ("b", "t", "z"), ("y",)
-    batched = ("x", "y")
     epilogue = frozenset({"beta"})
 
     def resolved(self, tensors: Tensors) -> Operation:

@@ -196,7 +196,6 @@ class LayerNormFwd(_LastFwd):
 
     name = "layer_norm_fwd"
     inputs, optional, outputs = ("x",), ("scale", "bias"), ("y", "mean", "inv_variance")
-    batched = ("x", "y", "mean", "inv_variance")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +211,6 @@ class LayerNormBwd(_Backward, _Last):
 
     name = "layer_norm_bwd"
     inputs, optional, outputs = ("dy", "x", "mean", "inv_variance"), ("scale",), ("dx", "dscale", "dbias")
-    batched = ("dy", "x", "mean", "inv_variance", "dx")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +219,6 @@ class RmsNormFwd(_LastFwd):
 
     name = "rms_norm_fwd"
     inputs, optional, outputs = ("x",), ("scale",), ("y", "inv_variance")
-    batched = ("x", "y", "inv_variance")
     statistics = ("inv_variance",)
 
 
@@ -231,7 +228,6 @@ class RmsNormBwd(_Backward, _Last):
 
     name = "rms_norm_bwd"
     inputs, optional, outputs = ("dy", "x", "inv_variance"), ("scale",), ("dx", "dscale")
-    batched = ("dy", "x", "inv_variance", "dx")
     statistics = ("inv_variance",)
     possible = ("dx", "dscale")
 

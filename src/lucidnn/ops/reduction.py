@@ -129,7 +129,6 @@ class ReduceFwd(Reduce):
 
     name = "reduce_fwd"
     inputs, optional, outputs = ("x",), ("z",), ("y", "index")
-    batched = ("x",)
     epilogue = frozenset({"alpha", "beta"})
 
     def resolved(self, tensors: Tensors) -> Operation:
@@ -191,7 +190,6 @@ class ReduceBwd(Reduce):
 
     name = "reduce_bwd"
     inputs, optional, outputs = ("dy",), ("x", "y", "index"), ("dx",)
-    batched = ("x", "dx")
     epilogue = frozenset({"alpha"})
 
     def resolved(self, tensors: Tensors) -> Operation:

@@ -115,8 +115,8 @@ def used_lines(group: int, window: WindowAxis) -> tuple[int, int]:
     Examples
     --------
     >>> used_lines(2, WindowAxis(9, 4, 3, 2))
-    (5, 209937)
-    >>> [209937 >> 4 * j & 15 for j in range(5)]
+    (5, 140049)
+    >>> [140049 >> 4 * j & 15 for j in range(5)]
     [1, 1, 3, 2, 2]
     """
     longest = window.longest
