@@ -216,30 +216,33 @@ def operator_calls(last: bool, device: str) -> dict:
     half = torch.tensor([0.5], device=device)
     plain = (*SPATIAL, "identity", 0.0)
     return {
-        "train": (ops.batch_norm_train_fwd, (x, w, b, z, mean, variance, half, 1e-5, 0.0, "spatial", "relu", 0.0)),
-        "train plain": (
+        "batch_norm_train_fwd": (
+            ops.batch_norm_train_fwd,
+            (x, w, b, z, mean, variance, half, 1e-5, 0.0, "spatial", "relu", 0.0),
+        ),
+        "batch_norm_train_fwd plain": (
             ops.batch_norm_train_fwd,
             (x, None, None, None, None, None, None, 1e-5, 0.0, "spatial", "identity", 0.0),
         ),
-        "infer": (ops.batch_norm_infer_fwd, (x, mean, variance, None, w, b, z, *SPATIAL, "relu", 0.0)),
-        "bwd": (
+        "batch_norm_infer_fwd": (ops.batch_norm_infer_fwd, (x, mean, variance, None, w, b, z, *SPATIAL, "relu", 0.0)),
+        "batch_norm_bwd": (
             ops.batch_norm_bwd,
             (dy, x, mean, None, variance, w, b, z, None, *SPATIAL, False, True, "relu", 0.0),
         ),
-        "bwd frozen": (
+        "batch_norm_bwd frozen": (
             ops.batch_norm_bwd,
             (dy, x, mean, variance, None, None, None, None, None, *SPATIAL, True, False, "identity", 0.0),
         ),
-        "stats": (ops.batch_norm_stats, (x.detach(), "per_activation")),
-        "combine": (
+        "batch_norm_stats": (ops.batch_norm_stats, (x.detach(), "per_activation")),
+        "batch_norm_combine": (
             ops.batch_norm_combine,
             (torch.tensor([3.0], device=device), mean[None], variance[None], mean, variance, None, 1e-5, 0.1),
         ),
-        "sums": (
+        "batch_norm_bwd_sums": (
             ops.batch_norm_bwd_sums,
             (dy.detach(), x.detach(), mean, None, variance, None, None, None, None, *plain),
         ),
-        "apply": (
+        "batch_norm_bwd_apply": (
             ops.batch_norm_bwd_apply,
             (dy.detach(), x.detach(), mean, None, variance, None, None, None, None, mean, mean, half, *SPATIAL, False,
              "identity", 0.0),

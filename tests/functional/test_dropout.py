@@ -168,6 +168,7 @@ def test_operators_and_compilation():
     x, state = torch.randn(4, 6, requires_grad=True), torch.tensor([3, 4])
     torch.library.opcheck(torch.ops.lucidnn.dropout_fwd, (x, state, None, 0.5, False))
     torch.library.opcheck(torch.ops.lucidnn.dropout_fwd_mask, (x.detach(), state, None, 0.5, False))
+    torch.library.opcheck(torch.ops.lucidnn.dropout_bwd, (x, state, 0.5, False))
     compiled = torch.compile(lambda v: F.dropout(v, 0.5).sum(), fullgraph=True, backend="aot_eager")
     (grad,) = torch.autograd.grad(compiled(x), x)
     assert set(grad.flatten().tolist()) <= {0.0, 2.0}

@@ -74,6 +74,10 @@ def test_affine_grids(size, corners):
 def test_operators_keep_the_frameworks_rules():
     x, grid = values(2, 3, 4, 5).requires_grad_(), values(2, 3, 3, 2, seed=1).requires_grad_()
     torch.library.opcheck(torch.ops.lucidnn.grid_sample_fwd, (x, grid, "bilinear", "zeros", False))
+    given = (values(2, 3, 3, 3, seed=2), x.detach(), grid.detach(), "bilinear", "zeros", False)
+    torch.library.opcheck(torch.ops.lucidnn.grid_sample_bwd, given)
+    torch.library.opcheck(torch.ops.lucidnn.grid_sample_bwd_x, given)
+    torch.library.opcheck(torch.ops.lucidnn.grid_sample_bwd_grid, given)
 
 
 def test_compiled_whole():

@@ -99,7 +99,11 @@ def test_operators_and_compilation():
     torch.library.opcheck(torch.ops.lucidnn.softmax_fwd, (x, None, [1], False, False, torch.float32))
     torch.library.opcheck(torch.ops.lucidnn.softmax_bwd, (y, y, None, [1], False, False, torch.float32))
     target = torch.tensor([0, 4, -100])
-    torch.library.opcheck(torch.ops.lucidnn.cross_entropy_fwd, (x, target, None, "mean", 0.0, -100, False))
+    attributes = ("mean", 0.0, -100, False)
+    torch.library.opcheck(torch.ops.lucidnn.cross_entropy_fwd, (x, target, None, *attributes))
+    loss, stats, total = (t.detach() for t in torch.ops.lucidnn.cross_entropy_fwd(x, target, None, *attributes))
+    given = (torch.ones_like(loss), x.detach(), target, stats, None, total, *attributes)
+    torch.library.opcheck(torch.ops.lucidnn.cross_entropy_bwd, given)
 
     def step(v):
         return F.cross_entropy(F.log_softmax(v, 1), target)
