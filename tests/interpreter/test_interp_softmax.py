@@ -36,7 +36,7 @@ def check(problem: Problem, tiles: dict[str, int]) -> None:
     assert not found.fault, found.fault
 
 
-@pytest.mark.parametrize("problem", [p for f in FAMILIES for p in lines(f, 700)[::2]], ids=str)
+@pytest.mark.parametrize("problem", [p for f in FAMILIES for p in lines(f, 700)[::4]], ids=str)
 def test_usual_tiles(problem: Problem) -> None:
     check(problem, {})
 
