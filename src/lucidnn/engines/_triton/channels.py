@@ -8,6 +8,8 @@ hangs over is the last of its part, and every place in a tile has seen the same 
 import triton
 import triton.language as tl
 
+from .epilogue import convert
+
 
 @triton.jit
 def split_index(i, S0, S1, S2, AXES: tl.constexpr):
@@ -26,29 +28,6 @@ def split_index(i, S0, S1, S2, AXES: tl.constexpr):
         i3 = i2 // S2
         i2 = i2 - i3 * S2
     return i0, i1, i2, i3
-
-
-@triton.jit
-def place(i0, i1, i2, i3, s0, s1, s2, s3, AXES: tl.constexpr):
-    """Where an element lies: indices times steps."""
-    at = i0 * 0
-    if AXES > 0:
-        at += i0 * s0
-    if AXES > 1:
-        at += i1 * s1
-    if AXES > 2:
-        at += i2 * s2
-    if AXES > 3:
-        at += i3 * s3
-    return at
-
-
-@triton.jit
-def convert(v, TYPE: tl.constexpr):
-    """`v` in another type. Between float64 and the 16-bit types the way goes through float32."""
-    if v.dtype.primitive_bitwidth == 16 or TYPE.primitive_bitwidth == 16:
-        v = v.to(tl.float32)
-    return v.to(TYPE)
 
 
 @triton.jit

@@ -181,6 +181,14 @@ def finish(acc, z, bias, alpha, beta, p, ACT: tl.constexpr):
 
 
 @triton.jit
+def convert(v, TYPE: tl.constexpr):
+    """`v` in another type. Between float64 and the 16-bit types the way goes through float32."""
+    if v.dtype.primitive_bitwidth == 16 or TYPE.primitive_bitwidth == 16:
+        v = v.to(tl.float32)
+    return v.to(TYPE)
+
+
+@triton.jit
 def _nearest(v, LOW: tl.constexpr, HIGH: tl.constexpr):
     """Nearest whole number, halves to even, within limits; 0 for NaN."""
     v = tl.where(v < LOW, LOW, tl.where(v > HIGH, HIGH, tl.where(v == v, v, 0.0)))

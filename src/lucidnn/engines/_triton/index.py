@@ -32,6 +32,16 @@ def divide(n, multiplier, shift):
 
 
 @triton.jit
+def split(n, SIZE, multiplier, shift, WIDE: tl.constexpr):
+    """Quotient and remainder; by division where `n` may pass 31 bits."""
+    if WIDE:
+        quotient = n // SIZE
+    else:
+        quotient = divide(n, multiplier, shift)
+    return quotient, n - quotient * SIZE
+
+
+@triton.jit
 def rows(v, TURNED: tl.constexpr):
     """A vector along a tile's rows; `TURNED` tiles lie on their side, so that their rows are neighbours in
     memory.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import triton
 import triton.language as tl
 
-from .index import divide, reciprocal
+from .index import reciprocal, split
 from .launch import Argument
 
 NEST = 4  # loops that an index can stand for
@@ -27,14 +27,11 @@ def indices(
     i2 = i * 0
     i3 = i * 0
     if LOOPS > 1:
-        i1 = i // S0 if WIDE else divide(i, s0_mul, s0_shift)
-        i0 = i - i1 * S0
+        i1, i0 = split(i, S0, s0_mul, s0_shift, WIDE)
     if LOOPS > 2:
-        i2 = i1 // S1 if WIDE else divide(i1, s1_mul, s1_shift)
-        i1 = i1 - i2 * S1
+        i2, i1 = split(i1, S1, s1_mul, s1_shift, WIDE)
     if LOOPS > 3:
-        i3 = i2 // S2 if WIDE else divide(i2, s2_mul, s2_shift)
-        i2 = i2 - i3 * S2
+        i3, i2 = split(i2, S2, s2_mul, s2_shift, WIDE)
     return i0, i1, i2, i3
 
 
@@ -51,14 +48,6 @@ def offset(i0, i1, i2, i3, s0, s1, s2, s3, LOOPS: tl.constexpr):
     if LOOPS > 3:
         at += i3 * s3
     return at
-
-
-@triton.jit
-def convert(v, TYPE: tl.constexpr):
-    """`v` in another type. Between float64 and the 16-bit types the way goes through float32."""
-    if v.dtype.primitive_bitwidth == 16 or TYPE.primitive_bitwidth == 16:
-        v = v.to(tl.float32)
-    return v.to(TYPE)
 
 
 def nest_arguments(name: str, sizes: Sequence[int]) -> dict[str, Argument]:

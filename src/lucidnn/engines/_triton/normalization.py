@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ...core.descriptor import TensorDescriptor
 from ...core.problem import Problem
+from .epilogue import convert
 from .index import divide, reciprocal
 from .launch import Argument, Launch, Slice
 
@@ -63,14 +64,6 @@ def steps(k0, k1, k2, s0, s1, s2, LOOPS: tl.constexpr):
     if LOOPS > 2:
         at += k2 * s2
     return at
-
-
-@triton.jit
-def convert(v, TYPE: tl.constexpr):
-    """`v` in another type. Between float64 and the 16-bit types the way goes through float32."""
-    if v.dtype.primitive_bitwidth == 16 or TYPE.primitive_bitwidth == 16:
-        v = v.to(tl.float32)
-    return v.to(TYPE)
 
 
 @triton.jit

@@ -9,10 +9,10 @@ columns (`BY_STEP` false) or along the steps.
 import triton
 import triton.language as tl
 
-from .epilogue import activate, activate_grad
+from .epilogue import activate, activate_grad, convert
 from .index import columns as along
 from .index import rows as across
-from .normalization import convert, inner_places, outer_places, steps
+from .normalization import inner_places, outer_places, steps
 
 
 @triton.jit

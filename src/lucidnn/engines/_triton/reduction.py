@@ -15,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .loops import convert, indices, offset
+from .epilogue import convert
+from .loops import indices, offset
 
 # BEFORE: nothing, the magnitude, the square, 1 in place of 0, whether it or its magnitude is a given value, whether 0
 PLAIN, MAGNITUDE, SQUARE, ZERO_AS_ONE, EQUAL, IS_ZERO, EQUAL_MAGNITUDE = range(7)

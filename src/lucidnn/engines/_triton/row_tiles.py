@@ -52,14 +52,6 @@ def place_inner(k, K0, K1, K2, s0, s1, s2, s3, LOOPS: tl.constexpr):
 
 
 @triton.jit
-def convert(v, TYPE: tl.constexpr):
-    """`v` in another type. Between float64 and the 16-bit types the way goes through float32."""
-    if v.dtype.primitive_bitwidth == 16 or TYPE.primitive_bitwidth == 16:
-        v = v.to(tl.float32)
-    return v.to(TYPE)
-
-
-@triton.jit
 def visit(most, total, v):
     """Take v into sums of exponentials relative to the largest value so far, lane by lane: one exponential each.
 

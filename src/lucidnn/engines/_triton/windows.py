@@ -1,19 +1,16 @@
-"""What Triton kernels of pooling share: rows of a tile taken apart, windows that hold a place, counts, powers."""
+"""What Triton kernels of pooling share: windows that hold a place, the largest value of a window, counts, powers."""
 
 import triton
 import triton.language as tl
 
-from .index import divide
-
 
 @triton.jit
-def split(n, SIZE, multiplier, shift, WIDE: tl.constexpr):
-    """Quotient and remainder."""
-    if WIDE:
-        quotient = n // SIZE
-    else:
-        quotient = divide(n, multiplier, shift)
-    return quotient, n - quotient * SIZE
+def visit(v, inside, best, place, number):
+    """One window point for all outputs of the tile: it takes over where it is larger than all before it."""
+    v = v.to(best.dtype)
+    # NaN counts as the largest, the first of equals stays, and the first point inside is always taken.
+    take = inside & ((place < 0) | ((best == best) & ~(v <= best)))
+    return tl.where(take, v, best), tl.where(take, number, place)
 
 
 @triton.jit

@@ -22,10 +22,11 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
 from ...ops.batch_normalization import TYPES, statistics_type
-from .._triton.channels import convert, inverse_root, place, split_index
-from .._triton.epilogue import finish
+from .._triton.channels import inverse_root, split_index
+from .._triton.epilogue import convert, finish
 from .._triton.index import columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
+from .._triton.loops import offset
 from ._tiles import Tiles, common, configs, dense, numbers, strided
 from ._view import View
 
@@ -50,7 +51,7 @@ def batch_norm_stats(
         row_part = row_part.to(tl.int64)
         chunk_part = chunk_part.to(tl.int64)
     k0, k1, k2, k3 = split_index(c, K0, K1, K2, KEPT)
-    channel = x + place(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT)
+    channel = x + offset(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT)
     # One value for all parts of a channel: their means stay small numbers, which lose nothing when they are combined.
     shift = tl.load(channel, mask=c < C, other=0.0).to(FLOAT)
     shift_tile = columns(shift, TURNED)
@@ -64,7 +65,7 @@ def batch_norm_stats(
         row = row_part + trip % my_rows * ROW_PARTS
         lane = (chunk_part + trip // my_rows * CHUNK_PARTS) * BLOCK_P + tl.arange(0, BLOCK_P)
         r0, r1, r2, r3 = split_index(row, R0, R1, R2, OUTER)
-        spot = lane * x_l_stride + place(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
+        spot = lane * x_l_stride + offset(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
         ok = rows(lane < LANES, TURNED) & in_channels
         v = tl.load(channel_tile + rows(spot, TURNED), mask=ok, other=0.0).to(FLOAT) - shift_tile
         d = tl.where(ok, v - mean, 0.0)
@@ -106,8 +107,8 @@ def batch_norm_combine(
     if WIDE:
         c = c.to(tl.int64)
     k0, k1, k2, k3 = split_index(c, K0, K1, K2, KEPT)
-    from_mean = means + place(k0, k1, k2, k3, means_k0_stride, means_k1_stride, means_k2_stride, means_k3_stride, KEPT)
-    from_m2 = squares + place(
+    from_mean = means + offset(k0, k1, k2, k3, means_k0_stride, means_k1_stride, means_k2_stride, means_k3_stride, KEPT)
+    from_m2 = squares + offset(
         k0, k1, k2, k3, squares_k0_stride, squares_k1_stride, squares_k2_stride, squares_k3_stride, KEPT
     )
     ok = c < C
@@ -140,30 +141,34 @@ def batch_norm_combine(
     if shifts is not None:
         center = center + tl.load(shifts + c, mask=ok, other=0.0)
     center = tl.where(q == q, center, q)
-    at = place(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
+    at = offset(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
     tl.store(mean + at, convert(center, mean.dtype.element_ty), mask=ok)
     if m2 is not None:
-        at = place(k0, k1, k2, k3, m2_k0_stride, m2_k1_stride, m2_k2_stride, m2_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, m2_k0_stride, m2_k1_stride, m2_k2_stride, m2_k3_stride, KEPT)
         tl.store(m2 + at, convert(q, m2.dtype.element_ty), mask=ok)
     if inverse is not None:
-        at = place(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
         tl.store(inverse + at, convert(1.0 / tl.sqrt(q / some + epsilon), inverse.dtype.element_ty), mask=ok)
     if old_mean is not None:
         f = momentum
         if factor is not None:
             f = convert(tl.load(factor), FLOAT)
         f = tl.where(every == 0.0, 0.0, f).to(FLOAT)
-        at = place(k0, k1, k2, k3, old_mean_k0_stride, old_mean_k1_stride, old_mean_k2_stride, old_mean_k3_stride, KEPT)
+        at = offset(
+            k0, k1, k2, k3, old_mean_k0_stride, old_mean_k1_stride, old_mean_k2_stride, old_mean_k3_stride, KEPT
+        )
         old = convert(tl.load(old_mean + at, mask=ok, other=0.0), FLOAT)
-        at = place(k0, k1, k2, k3, new_mean_k0_stride, new_mean_k1_stride, new_mean_k2_stride, new_mean_k3_stride, KEPT)
+        at = offset(
+            k0, k1, k2, k3, new_mean_k0_stride, new_mean_k1_stride, new_mean_k2_stride, new_mean_k3_stride, KEPT
+        )
         tl.store(new_mean + at, convert(old + f * (center - old), new_mean.dtype.element_ty), mask=ok)
-        at = place(
+        at = offset(
             k0, k1, k2, k3, old_variance_k0_stride, old_variance_k1_stride, old_variance_k2_stride,
             old_variance_k3_stride, KEPT,
         )  # fmt: skip
         old = convert(tl.load(old_variance + at, mask=ok, other=0.0), FLOAT)
         new = q / tl.where(every > 1.0, every - 1.0, 1.0).to(FLOAT)
-        at = place(
+        at = offset(
             k0, k1, k2, k3, new_variance_k0_stride, new_variance_k1_stride, new_variance_k2_stride,
             new_variance_k3_stride, KEPT,
         )  # fmt: skip
@@ -200,34 +205,34 @@ def batch_norm_normalize(
         first_chunk = first_chunk.to(tl.int64)
     some = c < C
     k0, k1, k2, k3 = split_index(c, K0, K1, K2, KEPT)
-    at = place(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
+    at = offset(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
     center = columns(convert(tl.load(mean + at, mask=some, other=0.0), FLOAT), TURNED)
-    at = place(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
+    at = offset(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
     factor = inverse_root(inverse, variance, at, some, epsilon, FLOAT)
     if scale is not None:
-        at = place(k0, k1, k2, k3, scale_k0_stride, scale_k1_stride, scale_k2_stride, scale_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, scale_k0_stride, scale_k1_stride, scale_k2_stride, scale_k3_stride, KEPT)
         factor = factor * convert(tl.load(scale + at, mask=some, other=0.0), FLOAT)
     factor = columns(factor, TURNED)
     term = None
     if bias is not None:
-        at = place(k0, k1, k2, k3, bias_k0_stride, bias_k1_stride, bias_k2_stride, bias_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, bias_k0_stride, bias_k1_stride, bias_k2_stride, bias_k3_stride, KEPT)
         term = columns(convert(tl.load(bias + at, mask=some, other=0.0), FLOAT), TURNED)
-    x_tile = columns(x + place(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT), TURNED)
-    y_tile = columns(y + place(k0, k1, k2, k3, y_k0_stride, y_k1_stride, y_k2_stride, y_k3_stride, KEPT), TURNED)
+    x_tile = columns(x + offset(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT), TURNED)
+    y_tile = columns(y + offset(k0, k1, k2, k3, y_k0_stride, y_k1_stride, y_k2_stride, y_k3_stride, KEPT), TURNED)
     if z is not None:
-        z_tile = columns(z + place(k0, k1, k2, k3, z_k0_stride, z_k1_stride, z_k2_stride, z_k3_stride, KEPT), TURNED)
+        z_tile = columns(z + offset(k0, k1, k2, k3, z_k0_stride, z_k1_stride, z_k2_stride, z_k3_stride, KEPT), TURNED)
     for trip in tl.range(0, trips, num_stages=STAGES):
         lane = (first_chunk + trip // my_rows) * BLOCK_P + tl.arange(0, BLOCK_P)
         r0, r1, r2, r3 = split_index(first_row + trip % my_rows, R0, R1, R2, OUTER)
         ok = rows(lane < LANES, TURNED) & columns(some, TURNED)
-        spot = lane * x_l_stride + place(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
+        spot = lane * x_l_stride + offset(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
         v = tl.load(x_tile + rows(spot, TURNED), mask=ok, other=0.0, eviction_policy="evict_first").to(FLOAT)
         other = None
         if z is not None:
-            spot = lane * z_l_stride + place(r0, r1, r2, r3, z_r0_stride, z_r1_stride, z_r2_stride, 0, OUTER)
+            spot = lane * z_l_stride + offset(r0, r1, r2, r3, z_r0_stride, z_r1_stride, z_r2_stride, 0, OUTER)
             other = tl.load(z_tile + rows(spot, TURNED), mask=ok, other=0.0, eviction_policy="evict_first")
         v = finish((v - center) * factor, other, term, None, None, parameter, ACT)
-        spot = lane * y_l_stride + place(r0, r1, r2, r3, y_r0_stride, y_r1_stride, y_r2_stride, 0, OUTER)
+        spot = lane * y_l_stride + offset(r0, r1, r2, r3, y_r0_stride, y_r1_stride, y_r2_stride, 0, OUTER)
         tl.store(y_tile + rows(spot, TURNED), v.to(y.dtype.element_ty), mask=ok, eviction_policy="evict_first")
 
 

@@ -20,10 +20,11 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
 from ...ops.batch_normalization import TYPES, statistics_type
-from .._triton.channels import convert, inverse_root, place, split_index
-from .._triton.epilogue import activate_grad
+from .._triton.channels import inverse_root, split_index
+from .._triton.epilogue import activate_grad, convert
 from .._triton.index import columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
+from .._triton.loops import offset
 from ._tiles import Tiles, common, configs, numbers, strided
 
 
@@ -73,26 +74,26 @@ def batch_norm_bwd_sums(
         chunk_part = chunk_part.to(tl.int64)
     some = c < C
     k0, k1, k2, k3 = split_index(c, K0, K1, K2, KEPT)
-    at = place(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
+    at = offset(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
     center = columns(convert(tl.load(mean + at, mask=some, other=0.0), FLOAT), TURNED)
     factor = None
     term = None
     if ACT != 0 and y is None:
-        at = place(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
         r = inverse_root(inverse, variance, at, some, epsilon, FLOAT)
         if scale is not None:
-            at = place(k0, k1, k2, k3, scale_k0_stride, scale_k1_stride, scale_k2_stride, scale_k3_stride, KEPT)
+            at = offset(k0, k1, k2, k3, scale_k0_stride, scale_k1_stride, scale_k2_stride, scale_k3_stride, KEPT)
             r = r * convert(tl.load(scale + at, mask=some, other=0.0), FLOAT)
         factor = columns(r, TURNED)
         if bias is not None:
-            at = place(k0, k1, k2, k3, bias_k0_stride, bias_k1_stride, bias_k2_stride, bias_k3_stride, KEPT)
+            at = offset(k0, k1, k2, k3, bias_k0_stride, bias_k1_stride, bias_k2_stride, bias_k3_stride, KEPT)
             term = columns(convert(tl.load(bias + at, mask=some, other=0.0), FLOAT), TURNED)
-    dy_tile = columns(dy + place(k0, k1, k2, k3, dy_k0_stride, dy_k1_stride, dy_k2_stride, dy_k3_stride, KEPT), TURNED)
-    x_tile = columns(x + place(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT), TURNED)
+    dy_tile = columns(dy + offset(k0, k1, k2, k3, dy_k0_stride, dy_k1_stride, dy_k2_stride, dy_k3_stride, KEPT), TURNED)
+    x_tile = columns(x + offset(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT), TURNED)
     if z is not None:
-        z_tile = columns(z + place(k0, k1, k2, k3, z_k0_stride, z_k1_stride, z_k2_stride, z_k3_stride, KEPT), TURNED)
+        z_tile = columns(z + offset(k0, k1, k2, k3, z_k0_stride, z_k1_stride, z_k2_stride, z_k3_stride, KEPT), TURNED)
     if y is not None:
-        y_tile = columns(y + place(k0, k1, k2, k3, y_k0_stride, y_k1_stride, y_k2_stride, y_k3_stride, KEPT), TURNED)
+        y_tile = columns(y + offset(k0, k1, k2, k3, y_k0_stride, y_k1_stride, y_k2_stride, y_k3_stride, KEPT), TURNED)
     total = tl.zeros((BLOCK_C, BLOCK_P) if TURNED else (BLOCK_P, BLOCK_C), dtype=FLOAT)
     product = tl.zeros((BLOCK_C, BLOCK_P) if TURNED else (BLOCK_P, BLOCK_C), dtype=FLOAT)
     for trip in tl.range(0, trips, num_stages=STAGES):
@@ -100,17 +101,17 @@ def batch_norm_bwd_sums(
         lane = (chunk_part + trip // my_rows * CHUNK_PARTS) * BLOCK_P + tl.arange(0, BLOCK_P)
         r0, r1, r2, r3 = split_index(row, R0, R1, R2, OUTER)
         ok = rows(lane < LANES, TURNED) & columns(some, TURNED)
-        spot = lane * dy_l_stride + place(r0, r1, r2, r3, dy_r0_stride, dy_r1_stride, dy_r2_stride, 0, OUTER)
+        spot = lane * dy_l_stride + offset(r0, r1, r2, r3, dy_r0_stride, dy_r1_stride, dy_r2_stride, 0, OUTER)
         g = tl.load(dy_tile + rows(spot, TURNED), mask=ok, other=0.0).to(FLOAT)
-        spot = lane * x_l_stride + place(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
+        spot = lane * x_l_stride + offset(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
         v = tl.load(x_tile + rows(spot, TURNED), mask=ok, other=0.0).to(FLOAT)
         z_here = None
         if z is not None:
-            spot = lane * z_l_stride + place(r0, r1, r2, r3, z_r0_stride, z_r1_stride, z_r2_stride, 0, OUTER)
+            spot = lane * z_l_stride + offset(r0, r1, r2, r3, z_r0_stride, z_r1_stride, z_r2_stride, 0, OUTER)
             z_here = tl.load(z_tile + rows(spot, TURNED), mask=ok, other=0.0)
         y_here = None
         if y is not None:
-            spot = lane * y_l_stride + place(r0, r1, r2, r3, y_r0_stride, y_r1_stride, y_r2_stride, 0, OUTER)
+            spot = lane * y_l_stride + offset(r0, r1, r2, r3, y_r0_stride, y_r1_stride, y_r2_stride, 0, OUTER)
             y_here = tl.load(y_tile + rows(spot, TURNED), mask=ok, other=0.0)
         g = tl.where(ok, _gradient(g, v, center, factor, term, z_here, y_here, parameter, ACT), 0.0)
         total += g
@@ -143,13 +144,13 @@ def batch_norm_bwd_add(
     if WIDE:
         c = c.to(tl.int64)
     k0, k1, k2, k3 = split_index(c, K0, K1, K2, KEPT)
-    place_r = place(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
+    place_r = offset(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
     r = inverse_root(inverse, variance, place_r, ok, epsilon, FLOAT)
     by_bias = tl.sum(total, axis=0)
     by_scale = tl.sum(product, axis=0) * r
-    to = place(k0, k1, k2, k3, dbias_k0_stride, dbias_k1_stride, dbias_k2_stride, dbias_k3_stride, KEPT)
+    to = offset(k0, k1, k2, k3, dbias_k0_stride, dbias_k1_stride, dbias_k2_stride, dbias_k3_stride, KEPT)
     tl.store(dbias + to, convert(by_bias, dbias.dtype.element_ty), mask=ok)
-    to = place(k0, k1, k2, k3, dscale_k0_stride, dscale_k1_stride, dscale_k2_stride, dscale_k3_stride, KEPT)
+    to = offset(k0, k1, k2, k3, dscale_k0_stride, dscale_k1_stride, dscale_k2_stride, dscale_k3_stride, KEPT)
     tl.store(dscale + to, convert(by_scale, dscale.dtype.element_ty), mask=ok)
     tl.store(sums + at, by_bias, mask=ok)
     tl.store(sums + C + at, by_scale, mask=ok)
@@ -191,18 +192,18 @@ def batch_norm_bwd_apply(
         first_chunk = first_chunk.to(tl.int64)
     some = c < C
     k0, k1, k2, k3 = split_index(c, K0, K1, K2, KEPT)
-    at = place(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
+    at = offset(k0, k1, k2, k3, mean_k0_stride, mean_k1_stride, mean_k2_stride, mean_k3_stride, KEPT)
     center = columns(convert(tl.load(mean + at, mask=some, other=0.0), FLOAT), TURNED)
-    at = place(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
+    at = offset(k0, k1, k2, k3, inverse_k0_stride, inverse_k1_stride, inverse_k2_stride, inverse_k3_stride, KEPT)
     r = inverse_root(inverse, variance, at, some, epsilon, FLOAT)
     factor = r
     if scale is not None:
-        at = place(k0, k1, k2, k3, scale_k0_stride, scale_k1_stride, scale_k2_stride, scale_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, scale_k0_stride, scale_k1_stride, scale_k2_stride, scale_k3_stride, KEPT)
         factor = factor * convert(tl.load(scale + at, mask=some, other=0.0), FLOAT)
     factor = columns(factor, TURNED)
     term = None
     if bias is not None:
-        at = place(k0, k1, k2, k3, bias_k0_stride, bias_k1_stride, bias_k2_stride, bias_k3_stride, KEPT)
+        at = offset(k0, k1, k2, k3, bias_k0_stride, bias_k1_stride, bias_k2_stride, bias_k3_stride, KEPT)
         term = columns(convert(tl.load(bias + at, mask=some, other=0.0), FLOAT), TURNED)
     if not FROZEN:
         if sums is not None:
@@ -211,50 +212,50 @@ def batch_norm_bwd_apply(
             slope = tl.load(sums + C + dense, mask=some, other=0.0)
         else:
             m = convert(tl.load(count), FLOAT)
-            at = place(k0, k1, k2, k3, dbias_k0_stride, dbias_k1_stride, dbias_k2_stride, dbias_k3_stride, KEPT)
+            at = offset(k0, k1, k2, k3, dbias_k0_stride, dbias_k1_stride, dbias_k2_stride, dbias_k3_stride, KEPT)
             level = convert(tl.load(dbias + at, mask=some, other=0.0), FLOAT)
-            at = place(k0, k1, k2, k3, dscale_k0_stride, dscale_k1_stride, dscale_k2_stride, dscale_k3_stride, KEPT)
+            at = offset(k0, k1, k2, k3, dscale_k0_stride, dscale_k1_stride, dscale_k2_stride, dscale_k3_stride, KEPT)
             slope = convert(tl.load(dscale + at, mask=some, other=0.0), FLOAT)
         level = columns(level / m, TURNED)
         slope = columns(slope * r / m, TURNED)
-    dy_tile = columns(dy + place(k0, k1, k2, k3, dy_k0_stride, dy_k1_stride, dy_k2_stride, dy_k3_stride, KEPT), TURNED)
-    x_tile = columns(x + place(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT), TURNED)
-    dx_tile = columns(dx + place(k0, k1, k2, k3, dx_k0_stride, dx_k1_stride, dx_k2_stride, dx_k3_stride, KEPT), TURNED)
+    dy_tile = columns(dy + offset(k0, k1, k2, k3, dy_k0_stride, dy_k1_stride, dy_k2_stride, dy_k3_stride, KEPT), TURNED)
+    x_tile = columns(x + offset(k0, k1, k2, k3, x_k0_stride, x_k1_stride, x_k2_stride, x_k3_stride, KEPT), TURNED)
+    dx_tile = columns(dx + offset(k0, k1, k2, k3, dx_k0_stride, dx_k1_stride, dx_k2_stride, dx_k3_stride, KEPT), TURNED)
     if z is not None:
-        z_tile = columns(z + place(k0, k1, k2, k3, z_k0_stride, z_k1_stride, z_k2_stride, z_k3_stride, KEPT), TURNED)
+        z_tile = columns(z + offset(k0, k1, k2, k3, z_k0_stride, z_k1_stride, z_k2_stride, z_k3_stride, KEPT), TURNED)
     if y is not None:
-        y_tile = columns(y + place(k0, k1, k2, k3, y_k0_stride, y_k1_stride, y_k2_stride, y_k3_stride, KEPT), TURNED)
+        y_tile = columns(y + offset(k0, k1, k2, k3, y_k0_stride, y_k1_stride, y_k2_stride, y_k3_stride, KEPT), TURNED)
     if dz is not None:
-        dz_tile = dz + place(k0, k1, k2, k3, dz_k0_stride, dz_k1_stride, dz_k2_stride, dz_k3_stride, KEPT)
+        dz_tile = dz + offset(k0, k1, k2, k3, dz_k0_stride, dz_k1_stride, dz_k2_stride, dz_k3_stride, KEPT)
         dz_tile = columns(dz_tile, TURNED)
     for trip in tl.range(0, trips, num_stages=STAGES):
         lane = (first_chunk + trip // my_rows) * BLOCK_P + tl.arange(0, BLOCK_P)
         r0, r1, r2, r3 = split_index(first_row + trip % my_rows, R0, R1, R2, OUTER)
         ok = rows(lane < LANES, TURNED) & columns(some, TURNED)
-        spot = lane * dy_l_stride + place(r0, r1, r2, r3, dy_r0_stride, dy_r1_stride, dy_r2_stride, 0, OUTER)
+        spot = lane * dy_l_stride + offset(r0, r1, r2, r3, dy_r0_stride, dy_r1_stride, dy_r2_stride, 0, OUTER)
         g = tl.load(dy_tile + rows(spot, TURNED), mask=ok, other=0.0, eviction_policy="evict_first").to(FLOAT)
         v = None
         if not FROZEN or (ACT != 0 and y is None):
-            spot = lane * x_l_stride + place(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
+            spot = lane * x_l_stride + offset(r0, r1, r2, r3, x_r0_stride, x_r1_stride, x_r2_stride, 0, OUTER)
             v = tl.load(x_tile + rows(spot, TURNED), mask=ok, other=0.0, eviction_policy="evict_first").to(FLOAT)
         z_here = None
         if z is not None:
-            spot = lane * z_l_stride + place(r0, r1, r2, r3, z_r0_stride, z_r1_stride, z_r2_stride, 0, OUTER)
+            spot = lane * z_l_stride + offset(r0, r1, r2, r3, z_r0_stride, z_r1_stride, z_r2_stride, 0, OUTER)
             z_here = tl.load(z_tile + rows(spot, TURNED), mask=ok, other=0.0, eviction_policy="evict_first")
         y_here = None
         if y is not None:
-            spot = lane * y_l_stride + place(r0, r1, r2, r3, y_r0_stride, y_r1_stride, y_r2_stride, 0, OUTER)
+            spot = lane * y_l_stride + offset(r0, r1, r2, r3, y_r0_stride, y_r1_stride, y_r2_stride, 0, OUTER)
             y_here = tl.load(y_tile + rows(spot, TURNED), mask=ok, other=0.0, eviction_policy="evict_first")
         g = _gradient(g, v, center, factor, term, z_here, y_here, parameter, ACT)
         if dz is not None:
-            spot = lane * dz_l_stride + place(r0, r1, r2, r3, dz_r0_stride, dz_r1_stride, dz_r2_stride, 0, OUTER)
+            spot = lane * dz_l_stride + offset(r0, r1, r2, r3, dz_r0_stride, dz_r1_stride, dz_r2_stride, 0, OUTER)
             to = dz_tile + rows(spot, TURNED)
             tl.store(to, g.to(dz.dtype.element_ty), mask=ok, eviction_policy="evict_first")
         if FROZEN:
             g = factor * g
         else:
             g = factor * ((g - level) - (v - center) * slope)
-        spot = lane * dx_l_stride + place(r0, r1, r2, r3, dx_r0_stride, dx_r1_stride, dx_r2_stride, 0, OUTER)
+        spot = lane * dx_l_stride + offset(r0, r1, r2, r3, dx_r0_stride, dx_r1_stride, dx_r2_stride, 0, OUTER)
         to = dx_tile + rows(spot, TURNED)
         tl.store(to, g.to(dx.dtype.element_ty), mask=ok, eviction_policy="evict_first")
 

@@ -19,19 +19,9 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.cross_entropy import by_class
 from .._row_loops import RowLoops, row_loops
+from .._triton.epilogue import convert
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
-from .._triton.row_tiles import (
-    alignment,
-    arguments,
-    blocks,
-    constants,
-    convert,
-    fits,
-    place_outer,
-    tile_configs,
-    visit,
-    waste,
-)
+from .._triton.row_tiles import alignment, arguments, blocks, constants, fits, place_outer, tile_configs, visit, waste
 
 TYPES = ("f64", "f32", "f16", "bf16")
 PARTIALS = 8192  # of so many or fewer one program makes the sum

@@ -20,10 +20,10 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.dropout import scale, threshold
+from .._triton.epilogue import convert
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Real, TritonEngine
 from .._triton.philox import philox
-from .._triton.row_tiles import convert
 from ._loops import NUMBER, Loops, dropout_loops
 
 TYPES = ("f64", "f32", "f16", "bf16")

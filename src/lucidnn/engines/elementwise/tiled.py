@@ -18,9 +18,10 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.elementwise import MODES, TYPES, WHOLE
+from .._triton.epilogue import convert
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Real, TritonEngine
-from .._triton.loops import NEST, convert, indices, nest_arguments, offset, stride_arguments
+from .._triton.loops import NEST, indices, nest_arguments, offset, stride_arguments
 from ._loops import INDEX, Loops
 
 LOADED = ("x", "b", "t", "z")

@@ -14,7 +14,7 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.folding import Loop, loops
-from .._triton.index import INT32, divide, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, TritonEngine
 
 TYPES = ("f64", "f32", "f16", "bf16")
@@ -25,8 +25,7 @@ ENOUGH = 128  # lanes
 @triton.jit
 def _next(rest, x_stride, y_stride, SIZE, multiplier, shift, WIDE: tl.constexpr):
     """What is left after a loop, and how far its turn leads in x and in y."""
-    quotient = rest // SIZE if WIDE else divide(rest, multiplier, shift)
-    turn = rest - quotient * SIZE
+    quotient, turn = split(rest, SIZE, multiplier, shift, WIDE)
     return quotient, turn * x_stride, turn * y_stride
 
 

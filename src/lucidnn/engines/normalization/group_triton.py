@@ -24,10 +24,10 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
-from .._triton.epilogue import activate, activate_grad
+from .._triton.epilogue import activate, activate_grad, convert
 from .._triton.index import INT32, columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
-from .._triton.normalization import Parameters, convert, inner_places, loop_arguments, steps, summing
+from .._triton.normalization import Parameters, inner_places, loop_arguments, steps, summing
 from ._sets import Loop, full_roles, sets
 
 TYPES = ("f64", "f32", "f16", "bf16")

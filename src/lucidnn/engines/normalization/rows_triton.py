@@ -21,12 +21,12 @@ import triton.language as tl
 from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
+from .._triton.epilogue import convert
 from .._triton.index import INT32, columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
 from .._triton.normalization import (
     PARAMETER_LOOPS,
     Parameters,
-    convert,
     inner_places,
     loop_arguments,
     outer_places,

@@ -18,36 +18,14 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
-from .._triton.epilogue import activate_grad, finish
-from .._triton.index import INT32, divide, reciprocal
+from .._triton.epilogue import activate_grad, convert, finish
+from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Real, TritonEngine
+from .._triton.loops import indices, nest_arguments, offset
 from ._loops import Loops, merged
 
 TYPES = ("f64", "f32", "f16", "bf16")
 LOOPS = 5
-
-
-@triton.jit
-def _place(i0, i1, i2, i3, s0, s1, s2, s3, OUTER: tl.constexpr):
-    """Where the rows of a tensor start: `OUTER` indices times their steps, the innermost first."""
-    at = i0 * 0
-    if OUTER > 0:
-        at += i0 * s0
-    if OUTER > 1:
-        at += i1 * s1
-    if OUTER > 2:
-        at += i2 * s2
-    if OUTER > 3:
-        at += i3 * s3
-    return at
-
-
-@triton.jit
-def _convert(v, TYPE: tl.constexpr):
-    """`v` in another type. Between float64 and the 16-bit types the way goes through float32."""
-    if v.dtype.primitive_bitwidth == 16 or TYPE.primitive_bitwidth == 16:
-        v = v.to(tl.float32)
-    return v.to(TYPE)
 
 
 @triton.jit
@@ -70,49 +48,37 @@ def pointwise(
         lane_block = lane_block.to(tl.int64)
     row = row_block * BLOCK_R + tl.arange(0, BLOCK_R)
     lane = lane_block * BLOCK_L + tl.arange(0, BLOCK_L)
-    i0 = row
-    i1 = row * 0
-    i2 = row * 0
-    i3 = row * 0
-    if OUTER > 1:
-        i1 = row // S0 if WIDE else divide(row, s0_mul, s0_shift)
-        i0 = row - i1 * S0
-    if OUTER > 2:
-        i2 = i1 // S1 if WIDE else divide(i1, s1_mul, s1_shift)
-        i1 = i1 - i2 * S1
-    if OUTER > 3:
-        i3 = i2 // S2 if WIDE else divide(i2, s2_mul, s2_shift)
-        i2 = i2 - i3 * S2
+    i0, i1, i2, i3 = indices(row, S0, S1, S2, s0_mul, s0_shift, s1_mul, s1_shift, s2_mul, s2_shift, OUTER, WIDE)
     in_rows = (row < ROWS)[:, None]
     in_lanes = (lane < LANES)[None, :]
     ok = in_rows & in_lanes
     FLOAT: tl.constexpr = tl.float64 if FLOAT64 else tl.float32
-    rows = _place(i0, i1, i2, i3, x_0_stride, x_1_stride, x_2_stride, x_3_stride, OUTER)
-    v = _convert(tl.load(x + (rows[:, None] + (lane * x_stride)[None, :]), mask=ok, other=0.0), FLOAT)
+    rows = offset(i0, i1, i2, i3, x_0_stride, x_1_stride, x_2_stride, x_3_stride, OUTER)
+    v = convert(tl.load(x + (rows[:, None] + (lane * x_stride)[None, :]), mask=ok, other=0.0), FLOAT)
     if GRAD:
-        rows = _place(i0, i1, i2, i3, dy_0_stride, dy_1_stride, dy_2_stride, dy_3_stride, OUTER)
-        g = _convert(tl.load(dy + (rows[:, None] + (lane * dy_stride)[None, :]), mask=ok, other=0.0), FLOAT)
+        rows = offset(i0, i1, i2, i3, dy_0_stride, dy_1_stride, dy_2_stride, dy_3_stride, OUTER)
+        g = convert(tl.load(dy + (rows[:, None] + (lane * dy_stride)[None, :]), mask=ok, other=0.0), FLOAT)
         r = activate_grad(v, g, ACT, parameter)
         if alpha is not None:
             r = r * alpha
     else:
         zz = None
         if z is not None:
-            rows = _place(i0, i1, i2, i3, z_0_stride, z_1_stride, z_2_stride, z_3_stride, OUTER)
-            zz = _convert(tl.load(z + (rows[:, None] + (lane * z_stride)[None, :]), mask=ok, other=0.0), FLOAT)
+            rows = offset(i0, i1, i2, i3, z_0_stride, z_1_stride, z_2_stride, z_3_stride, OUTER)
+            zz = convert(tl.load(z + (rows[:, None] + (lane * z_stride)[None, :]), mask=ok, other=0.0), FLOAT)
         bb = None
         if bias is not None:
-            rows = _place(i0, i1, i2, i3, b_0_stride, b_1_stride, b_2_stride, b_3_stride, OUTER)
+            rows = offset(i0, i1, i2, i3, b_0_stride, b_1_stride, b_2_stride, b_3_stride, OUTER)
             if BIAS == 0:  # one for a row
                 bb = tl.load(bias + rows[:, None], mask=in_rows, other=0.0)
             elif BIAS == 1:  # one for a lane
                 bb = tl.load(bias + (lane * b_stride)[None, :], mask=in_lanes, other=0.0)
             else:
                 bb = tl.load(bias + (rows[:, None] + (lane * b_stride)[None, :]), mask=ok, other=0.0)
-            bb = _convert(bb, FLOAT)
+            bb = convert(bb, FLOAT)
         r = finish(v, zz, bb, alpha, beta, parameter, ACT)
-    rows = _place(i0, i1, i2, i3, out_0_stride, out_1_stride, out_2_stride, out_3_stride, OUTER)
-    tl.store(out + (rows[:, None] + (lane * out_stride)[None, :]), _convert(r, out.dtype.element_ty), mask=ok)
+    rows = offset(i0, i1, i2, i3, out_0_stride, out_1_stride, out_2_stride, out_3_stride, OUTER)
+    tl.store(out + (rows[:, None] + (lane * out_stride)[None, :]), convert(r, out.dtype.element_ty), mask=ok)
 
 
 class Tiled(TritonEngine):
@@ -175,10 +141,7 @@ class Tiled(TritonEngine):
             "beta": None if epilogue.beta in (0.0, 1.0) else Real(epilogue.beta, real),
             "parameter": None if activation.parameter is None else Real(epilogue.parameter, real),
         }  # fmt: skip
-        for i in range(3):
-            used = i + 1 < len(outer)
-            args[f"S{i}"] = outer[i] if used else None
-            args[f"s{i}_mul"], args[f"s{i}_shift"] = reciprocal(outer[i]) if used else (None, None)
+        args |= nest_arguments("s", outer)
         for name, role in (("x", "x"), ("z", "z"), ("b", "bias"), ("dy", "dy"), ("out", problem.outputs[0])):
             strides = loops.strides.get(role)
             args[f"{name}_stride"] = strides[-1] if strides else None

@@ -19,24 +19,15 @@ import triton.language as tl
 from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from .._triton.index import INT32, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, TritonEngine
-from .._triton.windows import split
+from .._triton.windows import visit
 from ._axes import Windows, block_of_lanes, is_wide, lanes_are_columns
 
 TYPES = ("f64", "f32", "f16", "bf16")
 
 
 WRITTEN_OUT = tl.constexpr(12)  # columns of a window up to which the loop over them is
-
-
-@triton.jit
-def _visit(at, mask, number, best, place):
-    """One window point for all outputs of the tile: it takes over where it is larger than all before it."""
-    v = tl.load(at, mask=mask, other=float("-inf")).to(best.dtype)
-    # NaN counts as the largest, the first of equals stays, and the first point is always taken.
-    take = mask & ((place < 0) | ((best == best) & ~(v <= best)))
-    return tl.where(take, v, best), tl.where(take, number, place)
 
 
 @triton.jit
@@ -88,10 +79,14 @@ def adaptive_max_fwd(
         number = ((a * H + b) * W).to(tl.int32)
         if S <= WRITTEN_OUT:
             for s in tl.static_range(S):
-                best, place = _visit(row_x + s * x_w_stride, inside & (s < many_w), number + s, best, place)
+                here = inside & (s < many_w)
+                v = tl.load(row_x + s * x_w_stride, mask=here, other=float("-inf"))
+                best, place = visit(v, here, best, place, number + s)
         else:
             for s in range(S):
-                best, place = _visit(row_x + s * x_w_stride, inside & (s < many_w), number + s, best, place)
+                here = inside & (s < many_w)
+                v = tl.load(row_x + s * x_w_stride, mask=here, other=float("-inf"))
+                best, place = visit(v, here, best, place, number + s)
     at = n * y_n_stride + c * y_c_stride + o * y_d_stride + p * y_h_stride + q * y_w_stride
     tl.store(y + at, best.to(y.dtype.element_ty), mask=exists)
     if INDEXED:

@@ -22,9 +22,9 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.pooling import WindowAxis
-from .._triton.index import INT32, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, Real, TritonEngine
-from .._triton.windows import counted, holder, power, split
+from .._triton.windows import counted, holder, power
 from ._axes import (
     Windows,
     block_of_lanes,

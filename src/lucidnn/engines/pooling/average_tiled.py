@@ -8,11 +8,6 @@ their windows share are read once and added to all that hold them. Which ones do
 (`USED`: four bits for each row). Neighbours in W share through the first-level cache. At a stride of 2 along lanes,
 columns are read as whole runs, two a lane.
 
-Backward is the same from the other side: a row of a tile makes a patch of dx (2 x 2 at stride 2, 4 x 1 at stride 1),
-each dy that its windows share is read once, and every element is summed in one order in float32 (float64 for float64).
-Where the windows' starts are no constants (adaptive sizes that do not divide, larger strides), the windows that hold
-an element are found by division and asked one by one.
-
 Offsets are 64-bit where a tensor reaches past 2^31 elements. Cost: the memory traffic. No limits beside the four types.
 """
 
@@ -24,9 +19,9 @@ import triton.language as tl
 from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from .._triton.index import INT32, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, Real, TritonEngine
-from .._triton.windows import counted, power, quotient, split
+from .._triton.windows import counted, power, quotient
 from ._axes import (
     Windows,
     block_of_lanes,

@@ -23,31 +23,13 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.pooling import PoolGeometry
-from .._triton.index import INT32, divide, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, TritonEngine
+from .._triton.windows import visit
 
 TYPES = ("f64", "f32", "f16", "bf16")
 INDEX_KINDS = {"none": 0, "u8": 1, "i32": 2, "i64": 2}  # 1: a number in the window, 2: a place in the plane
 UNROLLED = 27  # window points up to which the loops over them are written out
-
-
-@triton.jit
-def _split(n, SIZE, multiplier, shift, WIDE: tl.constexpr):
-    """Quotient and remainder."""
-    if WIDE:
-        quotient = n // SIZE
-    else:
-        quotient = divide(n, multiplier, shift)
-    return quotient, n - quotient * SIZE
-
-
-@triton.jit
-def _visit(v, inside, best, place, number):
-    """One window point for all outputs of the tile: it takes over where it is larger than all before it."""
-    v = v.to(best.dtype)
-    # NaN counts as the largest, the first of equals stays, and the first point inside is always taken.
-    take = inside & ((place < 0) | ((best == best) & ~(v <= best)))
-    return tl.where(take, v, best), tl.where(take, number, place)
 
 
 @triton.jit
@@ -76,10 +58,10 @@ def max_pool_fwd(
     # ---- where each row is: (n, c, o, p) with columns as lanes, (n, o, p, q) with channels as lanes
     o = row * 0
     if COLUMNS:
-        rest, p = _split(row, P, p_mul, p_shift, WIDE)
+        rest, p = split(row, P, p_mul, p_shift, WIDE)
         if HAS_D:
-            rest, o = _split(rest, O, o_mul, o_shift, WIDE)
-        n, c = _split(rest, C, c_mul, c_shift, WIDE)
+            rest, o = split(rest, O, o_mul, o_shift, WIDE)
+        n, c = split(rest, C, c_mul, c_shift, WIDE)
         row_x = n * x_n_stride + c * x_c_stride
         row_y = n * y_n_stride + c * y_c_stride
         row_i = n * i_n_stride + c * i_c_stride if KIND > 0 else row
@@ -88,11 +70,11 @@ def max_pool_fwd(
         lane_i = lane * i_w_stride if KIND > 0 else lane
         w0 = (lane * STRIDE_W - PAD_W)[None, :]
     else:
-        rest, q = _split(row, Q, q_mul, q_shift, WIDE)
-        rest, p = _split(rest, P, p_mul, p_shift, WIDE)
+        rest, q = split(row, Q, q_mul, q_shift, WIDE)
+        rest, p = split(rest, P, p_mul, p_shift, WIDE)
         n = rest
         if HAS_D:
-            n, o = _split(rest, O, o_mul, o_shift, WIDE)
+            n, o = split(rest, O, o_mul, o_shift, WIDE)
         row_x = n * x_n_stride + (q * STRIDE_W - PAD_W) * x_w_stride
         row_y = n * y_n_stride + q * y_w_stride
         row_i = n * i_n_stride + q * i_w_stride if KIND > 0 else row
@@ -134,10 +116,10 @@ def max_pool_fwd(
                     in_rows_now = exists & in_rows
                     if at + PAD_W >= 0:
                         inside = in_rows_now & (w >= 0) & (w < W)
-                        best, place = _visit(even, inside, best, place, first + (at + PAD_W))
+                        best, place = visit(even, inside, best, place, first + (at + PAD_W))
                     if at + 1 + PAD_W < S:
                         inside = in_rows_now & (w + 1 >= 0) & (w + 1 < W)
-                        best, place = _visit(odd, inside, best, place, first + (at + 1 + PAD_W))
+                        best, place = visit(odd, inside, best, place, first + (at + 1 + PAD_W))
     elif UNROLL:
         for a in tl.static_range(T):
             z = z0 + a * DILATION_D
@@ -153,7 +135,7 @@ def max_pool_fwd(
                     jump = a * DILATION_D * x_d_stride + b * DILATION_H * x_h_stride + s * DILATION_W * x_w_stride
                     inside = rows & (w >= 0) & (w < W)
                     v = tl.load(base + jump, mask=inside, other=float("-inf"))
-                    best, place = _visit(v, inside, best, place, number)
+                    best, place = visit(v, inside, best, place, number)
     else:
         for point in range(T * R * S):
             s = point % S
@@ -174,7 +156,7 @@ def max_pool_fwd(
             jump = a * DILATION_D * x_d_stride + b * DILATION_H * x_h_stride + s * DILATION_W * x_w_stride
             inside = rows & (w >= 0) & (w < W)
             v = tl.load(base + jump, mask=inside, other=float("-inf"))
-            best, place = _visit(v, inside, best, place, number.to(PLACE))
+            best, place = visit(v, inside, best, place, number.to(PLACE))
     # ---- the results
     tl.store(y + (row_y[:, None] + lane_y[None, :]), best.to(y.dtype.element_ty), mask=exists)
     if KIND > 0:
@@ -229,21 +211,21 @@ def max_pool_bwd(
     # ---- where each row is: (n, c, z, h) with columns as lanes, (n, z, h, w) with channels as lanes
     z = row * 0
     if COLUMNS:
-        rest, h = _split(row, H, h_mul, h_shift, WIDE)
+        rest, h = split(row, H, h_mul, h_shift, WIDE)
         if HAS_D:
-            rest, z = _split(rest, D, d_mul, d_shift, WIDE)
-        n, c = _split(rest, C, c_mul, c_shift, WIDE)
+            rest, z = split(rest, D, d_mul, d_shift, WIDE)
+        n, c = split(rest, C, c_mul, c_shift, WIDE)
         row_x = n * x_n_stride + c * x_c_stride
         base_y = (n * y_n_stride + c * y_c_stride)[:, None]
         base_i = (n * i_n_stride + c * i_c_stride)[:, None]
         lane_x = lane * x_w_stride
         w = lane[None, :] * (2 if PAIRS else 1)
     else:
-        rest, column = _split(row, W, w_mul, w_shift, WIDE)
-        rest, h = _split(rest, H, h_mul, h_shift, WIDE)
+        rest, column = split(row, W, w_mul, w_shift, WIDE)
+        rest, h = split(rest, H, h_mul, h_shift, WIDE)
         n = rest
         if HAS_D:
-            n, z = _split(rest, D, d_mul, d_shift, WIDE)
+            n, z = split(rest, D, d_mul, d_shift, WIDE)
         row_x = n * x_n_stride + column * x_w_stride
         base_y = (n * y_n_stride)[:, None] + (lane * y_c_stride)[None, :]
         base_i = (n * i_n_stride)[:, None] + (lane * i_c_stride)[None, :]

@@ -20,9 +20,8 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import five_strides, three
-from .._triton.index import INT32, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
-from .._triton.windows import split
 
 TYPES = ("f64", "f32", "f16", "bf16")
 

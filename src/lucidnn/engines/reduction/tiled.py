@@ -23,9 +23,10 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from .._triton import reduction as tr
+from .._triton.epilogue import convert
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
-from .._triton.loops import NEST, convert, indices, nest_arguments, offset, stride_arguments
+from .._triton.loops import NEST, indices, nest_arguments, offset, stride_arguments
 from ._axes import NUMBER, Axes, Loop
 
 TYPES = ("f64", "f32", "f16", "bf16")

@@ -21,22 +21,12 @@ from ...core.engine import Config, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.resampling import Resampling
-from .._triton.index import INT32, divide, reciprocal
+from .._triton.index import INT32, reciprocal, split
 from .._triton.launch import Argument, Launch, TritonEngine
 from .._triton.tables import NOWHERE, Addresses, TabledProgram
 
 TYPES = ("f64", "f32", "f16", "bf16")
 UNROLLED = 32  # taps up to which the loops over them are written out
-
-
-@triton.jit
-def _split(n, SIZE, multiplier, shift, WIDE: tl.constexpr):
-    """Quotient and remainder."""
-    if WIDE:
-        quotient = n // SIZE
-    else:
-        quotient = divide(n, multiplier, shift)
-    return quotient, n - quotient * SIZE
 
 
 @triton.jit
@@ -73,11 +63,11 @@ def resample(
     # ---- pixels as lanes: rows are (n, c), lanes (o, p, q); channels as lanes: rows are (n, o, p, q), lanes c
     pixel = lane if PIXELS else row
     ok = lane < LANES if PIXELS else row < ROWS
-    rest, q = _split(pixel, Q, q_mul, q_shift, WIDE)
-    n, p = _split(rest, P, p_mul, p_shift, WIDE)
+    rest, q = split(pixel, Q, q_mul, q_shift, WIDE)
+    n, p = split(rest, P, p_mul, p_shift, WIDE)
     o = n * 0
     if HAS_D:
-        n, o = _split(n, O, o_mul, o_shift, WIDE)
+        n, o = split(n, O, o_mul, o_shift, WIDE)
     # ---- the tables of the axes, one behind another
     first_d = starts.to(tl.pointer_type(tl.int32))
     first_h = first_d + O
@@ -99,7 +89,7 @@ def resample(
         at_x += from_d * x_d_stride
         at_y += o * y_d_stride
     if PIXELS:
-        image, c = _split(row, C, c_mul, c_shift, WIDE)
+        image, c = split(row, C, c_mul, c_shift, WIDE)
         if DENSE:
             at_y = lane
         base = source + ((image * x_n_stride + c * x_c_stride)[:, None] + at_x[None, :])

@@ -18,13 +18,13 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from .._row_loops import RowLoops, row_loops
+from .._triton.epilogue import convert
 from .._triton.launch import Launch, TritonEngine
 from .._triton.row_tiles import (
     alignment,
     arguments,
     blocks,
     constants,
-    convert,
     fits,
     place_inner,
     place_outer,
