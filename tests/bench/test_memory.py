@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from benchmarks import run, suite_memory
 from benchmarks.context import PROBLEMS
 from click.testing import CliRunner
@@ -20,7 +21,8 @@ def test_rows_say_which_share_of_the_copy_rate_they_reach(tmp_path):
     assert answer.exit_code == 0, answer.output
     copy, row, mean = (json.loads(line) for line in out.read_text().splitlines())
     assert copy["bytes_per_second"] > 1e8 and row["name"].startswith("max_pool_fwd x=f32[2,3,8,8]")
-    assert 0 < row["share"] < 10 and mean["ratio"] == row["ratio"] and mean["worst"][0][1] == row["name"]
+    assert 0 < row["share"] < 10 and mean["worst"][0][1] == row["name"]
+    assert mean["ratio"] == pytest.approx(row["ratio"])  # the mean of one, through a logarithm
 
 
 def test_every_line_of_a_benchmark_belongs_to_a_device():
