@@ -7,6 +7,7 @@ run it too.
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -21,37 +22,62 @@ from lucidnn.core.timing import Timing
 
 CALLS = 100  # in a burst; a GPU's queue takes about a thousand launches
 BURSTS = 41
+Call = Callable[..., Any]
+
+
+def _cases(device: Any) -> dict[str, tuple[tuple[torch.Tensor, ...], Call]]:
+    """For one hot call of each family: the tensors that take a gradient, and the call on a face and on them."""
+    x, v = torch.randn(1, 8, 8, 8, device=device), torch.randn(4, 8, device=device)
+    w, m, b = (torch.randn(shape, device=device) for shape in ((8, 8, 3, 3), (8, 8), (8,)))
+    mean, var = torch.zeros(8, device=device), torch.ones(8, device=device)
+    grid, target = torch.rand(1, 4, 4, 2, device=device) - 0.5, torch.tensor([1, 0, 3, 2], device=device)
+
+    def batch_norm(training: bool) -> Call:
+        return lambda f, x, w, b: f.batch_norm(x, mean, var, w, b, training)
+
+    return {
+        "conv2d": ((x, w, b), lambda f, x, w, b: f.conv2d(x, w, b, padding=1)),
+        "linear": ((v, m), lambda f, v, m: f.linear(v, m)),
+        "relu": ((x,), lambda f, x: f.relu(x)),
+        "gelu": ((x,), lambda f, x: f.gelu(x)),
+        "max_pool2d": ((x,), lambda f, x: f.max_pool2d(x, 2)),
+        "avg_pool2d": ((x,), lambda f, x: f.avg_pool2d(x, 2)),
+        "adaptive_avg_pool2d": ((x,), lambda f, x: f.adaptive_avg_pool2d(x, 2)),
+        "batch_norm": ((x, b, b.clone()), batch_norm(False)),
+        "batch_norm, training": ((x, b, b.clone()), batch_norm(True)),
+        "layer_norm": ((v, b, b.clone()), lambda f, v, w, b: f.layer_norm(v, (8,), w, b)),
+        "group_norm": ((x, b, b.clone()), lambda f, x, w, b: f.group_norm(x, 2, w, b)),
+        "softmax": ((v,), lambda f, v: f.softmax(v, 1)),
+        "cross_entropy": ((v,), lambda f, v: f.cross_entropy(v, target)),
+        "dropout": ((x,), lambda f, x: f.dropout(x, 0.5, True)),
+        "mean": ((x,), lambda f, x: (torch if f is theirs else f).mean(x, 1)),
+        "interpolate": ((x,), lambda f, x: f.interpolate(x, scale_factor=2)),
+        "grid_sample": ((x,), lambda f, x: f.grid_sample(x, grid, align_corners=False)),
+        "unfold": ((x,), lambda f, x: f.unfold(x, 2)),
+    }
 
 
 def results(context: Context) -> Iterator[dict[str, Any]]:
     device = context.device
-    x = torch.randn(1, 8, 8, 8, device=device)
-    w, b = torch.randn(8, 8, 3, 3, device=device), torch.randn(8, device=device)
-    m, v = torch.randn(8, 8, device=device), torch.randn(4, 8, device=device)
-    wg, bg, xg = (t.clone().requires_grad_() for t in (w, b, x))
-    cases: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "conv2d": ("no grad", lambda f: lambda: f.conv2d(x, w, b, padding=1)),
-        "conv2d, grad": ("grad", lambda f: lambda: f.conv2d(x, wg, bg, padding=1)),
-        "conv2d, backward": ("backward", lambda f: _backward(f.conv2d(x, wg, bg, padding=1), (wg, bg))),
-        "max_pool2d": ("no grad", lambda f: lambda: f.max_pool2d(x, 2)),
-        "max_pool2d, grad": ("grad", lambda f: lambda: f.max_pool2d(xg, 2)),
-        "relu": ("no grad", lambda f: lambda: f.relu(x)),
-        "relu, grad": ("grad", lambda f: lambda: f.relu(xg)),
-        "linear": ("no grad", lambda f: lambda: f.linear(v, m)),
-    }
-    for name, (mode, make) in cases.items():
-        with torch.set_grad_enabled(mode != "no grad"):
-            mine, peer = _timed(make(ours), make(theirs), device, 5 if context.quick else BURSTS)
-        yield {
-            "name": f"host time of {name}",
-            "call": name.partition(",")[0],
-            "mode": mode,
-            "seconds": mine.median,
-            "spread": round(mine.spread, 4),
-            "peer_seconds": peer.median,
-            "peer_spread": round(peer.spread, 4),
-            "ratio": peer.median / mine.median,
-        }
+    for name, (tensors, call) in _cases(device).items():
+        wanting = tuple(t.clone().requires_grad_() for t in tensors)
+        for mode in ("no grad", "grad", "backward"):
+            given = tensors if mode == "no grad" else wanting
+            if mode == "backward":
+                faces = [_backward(call(f, *given), given) for f in (ours, theirs)]
+            else:
+                faces = [functools.partial(call, f, *given) for f in (ours, theirs)]
+            mine, peer = _timed(*faces, device, 5 if context.quick else BURSTS)
+            yield {
+                "name": f"host time of {name}" + f", {mode}" * (mode != "no grad"),
+                "call": name,
+                "mode": mode,
+                "seconds": mine.median,
+                "spread": round(mine.spread, 4),
+                "peer_seconds": peer.median,
+                "peer_spread": round(peer.spread, 4),
+                "ratio": peer.median / mine.median,
+            }
 
 
 def _backward(y: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
