@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import functional, ops, testing
+    from . import functional, ops, testing, torch
     from .core.descriptor import TensorDescriptor
     from .core.engine import Engine
     from .core.errors import (
@@ -65,6 +65,7 @@ __all__ = [
     "read_problems",
     "select",
     "testing",
+    "torch",
     "using",
 ]
 
@@ -97,6 +98,7 @@ _PUBLIC: dict[str, str | None] = {
     "functional": None,
     "ops": None,
     "testing": None,
+    "torch": None,
 }
 
 

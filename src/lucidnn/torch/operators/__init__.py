@@ -1,0 +1,3 @@
+"""What lucidnn does for the framework's operators, a file for each family; importing it fills `OVERRIDES`."""
+
+from . import convolution as convolution

@@ -1,0 +1,160 @@
+"""The framework's own operator database as a judge: its sample inputs and its error inputs, native and overridden.
+
+Nobody here wrote these inputs. For each entry and type every sample runs twice, by the framework's kernels and with
+`lucidnn.torch` enabled; values, types, shapes, strides, first and (float64) second derivatives have to agree. A call
+that fell through does not count as a pass: a reason has to be among those that the test's table names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+import lucidnn.torch
+
+BOUND = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest difference, as a part of the largest value: what two right kernels differ by in the order of their sums."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is looked for in an entry of the database.
+
+    Parameters
+    ----------
+    operators : tuple of str
+        Overridden operators of which each has to be reached by some sample.
+    falls : tuple of str
+        Words of which one stands in every accepted reason to fall through.
+    samples : int
+        How many samples the default run takes, spread over all; the longer profile takes every one.
+    """
+
+    operators: tuple[str, ...]
+    falls: tuple[str, ...] = ()
+    samples: int = 6
+
+
+@functools.cache
+def _entries() -> dict[str, Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {o.name + (f".{o.variant_test_name}" if o.variant_test_name else ""): o for o in op_db}
+
+
+def parameters(cases: dict[str, Case]) -> Any:
+    """(name, dtype, whether all samples): float32 and bfloat16 by default, all types in the longer profile."""
+    brief = [(name, dtype, False) for name in cases for dtype in (torch.float32, torch.bfloat16)]
+    whole = [pytest.param(name, dtype, True, marks=pytest.mark.slow) for name in cases for dtype in BOUND]
+    return pytest.mark.parametrize("name, dtype, whole", [*brief, *whole], ids=str)
+
+
+def _samples(name: str, dtype: torch.dtype, device: str, case: Case, whole: bool) -> Iterator[Any]:
+    entry = _entries()[name]
+    torch.manual_seed(0)
+    grad = entry.supports_autograd and dtype in entry.supported_backward_dtypes(device)
+    found = list(entry.sample_inputs(device, dtype, requires_grad=grad))
+    if whole and entry.reference_inputs_func is not None:
+        found = list(entry.reference_inputs(device, dtype, requires_grad=grad))
+    step = 1 if whole else max(1, -(-len(found) // case.samples))
+    return itertools.islice(found, 0, None, step)
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return twin.copy_(value.detach()).requires_grad_(value.requires_grad)
+
+
+def _run(entry: Any, sample: Any, twice: bool) -> list[torch.Tensor]:
+    """Outputs, then the derivatives, of a sample run on a copy of its tensors."""
+    input, args, kwargs = tree_map(_copy, (sample.input, list(sample.args), sample.kwargs))
+    torch.manual_seed(1)  # for what draws numbers
+    result = entry.op(input, *args, **kwargs)
+    outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+    leaves = [t for t in tree_flatten((input, args, kwargs))[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+    smooth = [t for t in outputs if t.requires_grad]
+    if not leaves or not smooth:
+        return outputs
+
+    def weights(tensors: Any, seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(t.shape, generator=generator).to(t) for t in tensors]
+
+    first = torch.autograd.grad(smooth, leaves, weights(smooth, 2), create_graph=twice, allow_unused=True)
+    found = [*outputs, *(t for t in first if t is not None)]
+    again = [t for t in first if t is not None and t.requires_grad]
+    if twice and again:
+        second = torch.autograd.grad(again, leaves, weights(again, 3), allow_unused=True)
+        found += [t for t in second if t is not None]
+    return found
+
+
+def _strides(t: torch.Tensor) -> list[int]:
+    """Steps along the axes that have more than one element; the others tell nothing."""
+    return [] if t.numel() == 0 else [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+
+
+def _compare(name: str, sample: Any, native: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    assert len(native) == len(found)
+    for i, (a, b) in enumerate(zip(native, found, strict=True)):
+        told = f"result {i} of {name} for {sample.summary()}"
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), told
+        assert _strides(a) == _strides(b), f"{told}: strides {a.stride()} natively, {b.stride()} found"
+        if a.dtype not in BOUND or a.numel() == 0:
+            assert torch.equal(a, b), told
+            continue
+        a, b, bound = a.detach(), b.detach(), BOUND[a.dtype]
+        finite = a[a.isfinite()].abs()
+        scale = float(finite.max()) if finite.numel() else 1.0
+        near = torch.isclose(b, a, rtol=bound, atol=bound * max(scale, 1e-3), equal_nan=True)
+        assert near.all(), f"{told}: natively {a[~near][:5].tolist()}, found {b[~near][:5].tolist()}, largest {scale}"
+
+
+def check(name: str, dtype: torch.dtype, whole: bool, case: Case, device: str = "cpu") -> None:
+    """Hold an entry of the database under lucidnn to the framework's own results."""
+    entry = _entries()[name]
+    if dtype not in entry.supported_dtypes(device):
+        pytest.skip(f"the framework has no {name} in {dtype}")
+    twice = dtype == torch.float64 and entry.supports_gradgrad
+    reached: dict[str, int] = {}
+    for sample in _samples(name, dtype, device, case, whole):
+        native = _run(entry, sample, twice)
+        lucidnn.torch.reset_calls()
+        with lucidnn.torch.enable():
+            found = _run(entry, sample, twice)
+        for operator, calls in lucidnn.torch.calls().items():
+            reached[operator] = reached.get(operator, 0) + calls["taken"]
+            for reason in calls["fallen"]:
+                assert any(word in reason for word in case.falls), f"{operator} fell through: {reason}"
+        _compare(name, sample, native, found)
+    missing = [operator for operator in case.operators if not reached.get(operator)]
+    assert not missing or not (whole or dtype == torch.float32), f"never taken: {missing}; taken: {reached}"
+
+
+def check_errors(name: str, device: str = "cpu") -> None:
+    """What the framework refuses has to be refused under lucidnn by the same type of error in the same words."""
+    entry = _entries()[name]
+    assert entry.error_inputs_func is not None, f"the framework's database has no error inputs of {name}"
+    for wrong in entry.error_inputs(device):
+        said = []
+        sample = wrong.sample_input
+        for context in (contextlib.nullcontext, lucidnn.torch.enable):
+            try:
+                with context():
+                    entry.op(sample.input, *sample.args, **sample.kwargs)
+            except Exception as error:
+                said.append((type(error), str(error)))
+            else:
+                said.append(None)
+        assert said[0] == said[1], f"{name}: natively {said[0]}, under lucidnn {said[1]}"
+        assert said[0] is not None, f"{name}: the framework raised nothing"
