@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import functional, ops, testing, torch
+    from . import backends, functional, ops, testing, torch
     from .core.descriptor import TensorDescriptor
     from .core.engine import Engine
     from .core.errors import (
@@ -55,6 +55,7 @@ __all__ = [
     "Target",
     "TensorDescriptor",
     "UnknownEngine",
+    "backends",
     "candidates",
     "configure",
     "explain",
@@ -95,6 +96,7 @@ _PUBLIC: dict[str, str | None] = {
     "configure": "lucidnn.core.settings",
     "using": "lucidnn.core.settings",
     "Target": "lucidnn.core.target",
+    "backends": None,
     "functional": None,
     "ops": None,
     "testing": None,

@@ -16,7 +16,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from . import testing
+from . import backends, testing
 from .core import registry, timing
 from .core.engine import Engine
 from .core.plan import Choice, Plan, offers, remember
@@ -25,8 +25,7 @@ from .core.settings import Settings
 from .core.store import Row, Store
 from .core.target import cpuinfo
 
-FIND_CANDIDATES = 8  # timed once each
-FIND_FINALISTS = 3  # timed again, against one another
+FIND_FINALISTS = 3  # of those that were timed once, timed again, against one another
 _session: dict[tuple[str, str], list[Row]] = {}  # rows of this process, for when the store cannot be written
 
 
@@ -69,7 +68,7 @@ def search(problem: Problem, settings: Settings, device: Any = None) -> list[Row
     device = torch.device(device or ("cpu" if problem.target.kind == "cpu" else "cuda"))
     engines = [e for e in registry.for_operation(problem.op.name) if "reference" not in e.notes]
     found = [c for engine in engines for c in offers(problem, engine, settings) if not c.refusals]
-    found = sorted(found, key=lambda c: c.cost)[:FIND_CANDIDATES]
+    found = sorted(found, key=lambda c: c.cost)[: backends.limit() or None]
     count = timing.rotation(int(problem.bytes), device, most=16)
     sets = [testing.buffers(problem, device, seed) for seed in range(count)]
     expected = testing.reference(problem, sets[0], device)

@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
+from .. import backends
 from ..core import settings as choices
 from ..core.errors import InvalidArgument, NotSupported
 from ..core.settings import Settings
-from ..functional import _flags
 
 REASONS_KEPT = 64  # different reasons kept for one operator; a program whose shapes never repeat makes more
 
@@ -118,9 +118,9 @@ class Override:
             start = time.perf_counter()
             base = choices.current()
             # An engine of last resort is slower than the framework's kernel, which is there to be called.
-            token = override.set(_strict(_flags.effective(cuda, base)))
+            token = override.set(_strict(backends.effective(cuda, base)))
             try:
-                if cuda and not _flags.enabled():
+                if not backends.is_enabled(cuda):
                     raise NotSupported("lucidnn.backends.enabled is False")
                 if cuda and self.time_device:
                     result = self._timed(function, args, kwargs)
