@@ -28,7 +28,7 @@ KNOWN = [
 @pytest.mark.parametrize("counter, key, words", KNOWN)
 def test_published_bits(counter, key, words):
     from lucidnn.engines import _numba as nb
-    from lucidnn.engines._numba.philox import philox
+    from lucidnn.engines._numba.philox import COUNTERS, philox, words_by_planes, words_in_order
     from lucidnn.engines.dropout.reference import philox as defined
 
     found = defined([torch.tensor([c]) for c in counter], [torch.tensor([k]) for k in key])
@@ -41,6 +41,18 @@ def test_published_bits(counter, key, words):
         return philox(c0, c1, c2, c3, k0, k1)
 
     assert tuple(int(word) for word in call(*(np.uint32(n) for n in (*counter, *key)))) == words
+
+    # Sixteen counters together, of which the known one is the fourth: numbers of 64 bits that count on past 32.
+    @nb.jit.numba.njit
+    def together(ordered, planes, first, c2, c3, k0, k1):
+        words_in_order(nb.pointer(ordered, np.uint32(0)), 0, first, c2, c3, k0, k1)
+        words_by_planes(nb.pointer(planes, np.uint32(0)), 0, COUNTERS, first, np.uint64(1), c2, c3, k0, k1)
+
+    ordered, planes = np.zeros((COUNTERS, 4), np.uint32), np.zeros((4, COUNTERS), np.uint32)
+    first = np.uint64((counter[0] + (counter[1] << 32) - 3) % 2**64)
+    together(ordered.ctypes.data, planes.ctypes.data, first, *(np.uint32(n) for n in (*counter[2:], *key)))
+    assert tuple(ordered[3]) == tuple(planes[:, 3]) == words
+    assert (ordered == planes.T).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,12 +1,12 @@
 """``dropout.philox``: dropout and its gradient on a CPU, any layout and types, in Numba.
 
-Method: the work goes by runs of elements that follow each other in logical order, some hundred at a time. Their random
-words are made first, four a call of Philox, in a loop that the compiler turns into vector instructions; then the run is
-read, multiplied and written. Where such a run steps far in memory while another axis is dense (channels-last images),
+Method: the work goes by runs of elements that follow each other in logical order, a thousand at a time. Their random
+words are made first, those of sixteen counters together (`lucidnn.engines._numba.philox`); then the run is read,
+multiplied and written. Where such a run steps far in memory while another axis is dense (channels-last images),
 a tile of runs is taken together, the words made with neighbouring runs as lanes, and memory is read along the dense
 axis. With `feature` one word serves a run of one map. The bits are those of every other engine.
 
-Cost: the memory traffic, or some two cycles an element for the words. Nothing is added up, so that nothing depends on
+Cost: the memory traffic, or one cycle an element for the words. Nothing is added up, so that nothing depends on
 the number of threads. Limit: six loops after merging.
 """
 
@@ -19,11 +19,11 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.dropout import scale, threshold
 from .. import _numba as nb
-from .._numba.philox import philox
+from .._numba.philox import COUNTERS, philox, words_by_planes, words_in_order
 from ._loops import NUMBER, Loops, dropout_loops
 
 TYPES = ("f64", "f32", "f16", "bf16")
-CHUNK = 512  # elements of a run whose words are made together
+CHUNK = 1024  # elements of a run whose words are made together
 TILE_RUN, TILE_LANES = 32, 128  # of a tile of runs
 GRAIN = 16384  # elements that are worth a thread
 LOOPS = 5  # most loops beside the run
@@ -59,34 +59,37 @@ def _runs_part(
     seed, offset = np.uint64(state[0]), np.uint64(state[1])
     k0, k1 = np.uint32(seed), np.uint32(seed >> np.uint64(32))
     c2, c3 = np.uint32(offset), np.uint32(offset >> np.uint64(32))
-    memory = np.empty(CHUNK + 8, np.uint32)
+    memory = np.empty(CHUNK + 8 * COUNTERS, np.uint32)
     words = nb.pointer(memory.ctypes.data, np.uint32(0))  # an array would look at the sign of every index
     at = np.empty(6, np.int64)
     limit, none, none_dropped = np.uint32(t[LIMIT]), t[NONE] != 0, t[LIMIT] == 0
     x_step, z_step, y_step, mask_step = t[RUN_AT + X], t[RUN_AT + Z], t[RUN_AT + Y], t[RUN_AT + MASK]
     zero = factor * nb.cast(0, factor)
+    plain, same = x_step == 1 and y_step == 1 and t[HAS_Z] == 0, t[SAME] != 0
     for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
         _outer(unit // t[CHUNKS], t, at)
         start = unit % t[CHUNKS] * CHUNK
         count = min(CHUNK, t[RUN_AT + SIZE] - start)
         number = at[E] + start * t[RUN_AT + E]
         before = number & 3
-        quads = 1 if t[SAME] != 0 else (before + count + 3) >> 2
-        for i in range(quads):
-            c = np.uint64((number >> 2) + i)
-            w0, w1, w2, w3 = philox(np.uint32(c), np.uint32(c >> np.uint64(32)), c2, c3, k0, k1)
-            words[4 * i] = w0
-            words[4 * i + 1] = w1
-            words[4 * i + 2] = w2
-            words[4 * i + 3] = w3
-        if t[SAME] != 0:
-            word = words[before]
-            for i in range(count):
-                words[i] = word
-            before = 0
+        if same:
+            c = np.uint64(number >> 2)
+            words[0], words[1], words[2], words[3] = philox(np.uint32(c), np.uint32(c >> np.uint64(32)), c2, c3, k0, k1)
+            word, before = words[before], 0
+            words[0] = word
+            if not plain or t[HAS_MASK] != 0:
+                for i in range(count):
+                    words[i] = word
+        else:
+            for i in range(0, (before + count + 3) >> 2, COUNTERS):
+                words_in_order(words, 4 * i, np.uint64((number >> 2) + i), c2, c3, k0, k1)
         x_at, y_at = at[X] + start * x_step, at[Y] + start * y_step
         z_at, mask_at = at[Z] + start * z_step, at[MASK] + start * mask_step
-        if x_step == 1 and y_step == 1 and t[HAS_Z] == 0:
+        if plain and same:
+            kept = factor if words[0] >= limit else zero
+            for i in range(count):
+                nb.store(y, y_at + i, nb.cast(nb.load(x, x_at + i), factor) * kept)
+        elif plain:
             for i in range(count):
                 kept = factor if words[before + i] >= limit else zero
                 nb.store(y, y_at + i, nb.cast(nb.load(x, x_at + i), factor) * kept)
@@ -139,13 +142,9 @@ def _tiles_part(
         for i in range((before + count + 3) >> 2):
             first = (number >> 2) + i
             row = 4 * i * TILE_LANES
-            for j in range(wide):
+            for j in range(0, wide, COUNTERS):
                 c = np.uint64(first + j * quad_step)
-                w0, w1, w2, w3 = philox(np.uint32(c), np.uint32(c >> np.uint64(32)), c2, c3, k0, k1)
-                words[row + j] = w0
-                words[row + TILE_LANES + j] = w1
-                words[row + 2 * TILE_LANES + j] = w2
-                words[row + 3 * TILE_LANES + j] = w3
+                words_by_planes(words, row + j, TILE_LANES, c, np.uint64(quad_step), c2, c3, k0, k1)
         for i in range(count):
             row = (before + i) * TILE_LANES
             x_at = at[X] + (start + i) * t[RUN_AT + X] + lane * t[LANES_AT + X]
