@@ -47,28 +47,29 @@ def _mul(a, b):
 
 @triton.jit
 def _min(a, b):
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _max(a, b):
-    return tl.where((a > b) | (a != a), a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _place_of_min(a, i, b, k):
-    nan_a = a != a
-    nan_b = b != b
-    take = ((a < b) & (nan_b == 0)) | (nan_a & (nan_b == 0)) | (((a == b) | (nan_a & nan_b)) & (i < k))
-    return tl.where(take, a, b), tl.where(take, i, k)
+def _visit(v, number, best, where, LAST: tl.constexpr, COMBINE: tl.constexpr, ORDERED: tl.constexpr):
+    """Each element's best value so far, and its place: NaN is the best, of equals the lowest place.
 
-
-@triton.jit
-def _place_of_max(a, i, b, k):
-    nan_a = a != a
-    nan_b = b != b
-    take = ((a > b) & (nan_b == 0)) | (nan_a & (nan_b == 0)) | (((a == b) | (nan_a & nan_b)) & (i < k))
-    return tl.where(take, a, b), tl.where(take, i, k)
+    With `ORDERED` places come in rising order, so that what is there already stays.
+    """
+    if COMBINE == 2:
+        better = (v < best) | (v != v)
+    else:
+        better = (v > best) | (v != v)
+    take = (better & (best == best)) | (where == LAST)
+    if not ORDERED:
+        equal = (v == best) | ((v != v) & (best != best))
+        take = take | (equal & (number < where))
+    return tl.where(take, v, best), tl.where(take, number, where)
 
 
 @triton.jit
@@ -97,7 +98,8 @@ def reduce_axes(
     index_lane_stride, index0_stride, index1_stride, index2_stride, index3_stride,
     KEPT_LOOPS: tl.constexpr, REDUCED_LOOPS: tl.constexpr, LANES_KEPT: tl.constexpr,
     BEFORE: tl.constexpr, COMBINE: tl.constexpr, ROOT: tl.constexpr, FLOAT64: tl.constexpr, WIDE: tl.constexpr,
-    NOTHING: tl.constexpr, ABSENT: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    NOTHING: tl.constexpr, ABSENT: tl.constexpr, ONCE: tl.constexpr, ORDERED: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = tl.float64 if FLOAT64 else tl.float32
     lane_blocks = tl.cdiv(LANES, BLOCK_C)
@@ -129,7 +131,7 @@ def reduce_axes(
         LAST: tl.constexpr = 9223372036854775807 if WIDE else 2147483647
         where = tl.full((BLOCK_A, BLOCK_B, BLOCK_C), LAST, tl.int64 if WIDE else tl.int32)
     begin = split * SHARE
-    for step in range(begin, tl.minimum(begin + SHARE, STEPS)):
+    for step in tl.range(begin, tl.minimum(begin + SHARE, STEPS), num_stages=STAGES):
         rows = step
         if not LANES_KEPT:
             rows = step // lane_blocks
@@ -165,11 +167,11 @@ def reduce_axes(
                 if not LANES_KEPT:
                     number = number + (lane * n_lane_stride)[None, :]
                 number = tl.where(ok, number[None, :, :], LAST)
-            number = number.to(where.dtype)
-            if COMBINE == 2:
-                best, where = _place_of_min(v, number, best, where)
+            number = number.to(tl.int64 if WIDE else tl.int32)
+            if ONCE:
+                best, where = v, number
             else:
-                best, where = _place_of_max(v, number, best, where)
+                best, where = _visit(v, number, best, where, LAST, COMBINE, ORDERED)
         elif COMBINE == 0:
             best += v
         elif COMBINE == 1:
@@ -178,19 +180,14 @@ def reduce_axes(
             best = _min(v, best)
         else:
             best = _max(v, best)
+    result = _combined(best, 1, COMBINE)
+    if not LANES_KEPT:
+        result = _combined(result, 1, COMBINE)[:, None]
     if index is not None:
-        if COMBINE == 2:
-            result, place = tl.reduce((best, where), 1, _place_of_min)
-            if not LANES_KEPT:
-                result, place = tl.reduce((result, place), 1, _place_of_min, keep_dims=True)
-        else:
-            result, place = tl.reduce((best, where), 1, _place_of_max)
-            if not LANES_KEPT:
-                result, place = tl.reduce((result, place), 1, _place_of_max, keep_dims=True)
-    else:
-        result = _combined(best, 1, COMBINE)
+        # The value first, then the lowest place that has it: fewer instructions than pairs that are compared as such.
+        place = tl.min(tl.where((best == result[:, None, :]) | (best != best), where, LAST), axis=1)
         if not LANES_KEPT:
-            result = _combined(result, 1, COMBINE)[:, None]
+            place = tl.min(place, axis=1, keep_dims=True)
     if LANES_KEPT:
         lane = first_lane + tl.arange(0, BLOCK_C)
         ok = ok_kept[:, None] & (lane < LANES)[None, :]

@@ -27,7 +27,7 @@ class Axes:
     --------
     >>> axes = Axes.of(Problem.parse("reduce_fwd x=f32[8,32,7,7]@nhwc mode=avg axes=2,3"))
     >>> [loop.size for loop in axes.kept], [loop.size for loop in axes.reduced], axes.reduced[0].strides
-    ([8, 32], [49], {'x': 32, 'y': 0, 'number': 1})
+    ([8, 32], [49], {'x': 32, 'y': 0, 'number': 0})
     """
 
     kept: tuple[Loop, ...]
@@ -50,7 +50,7 @@ class Axes:
                     for axis in range(len(shape))
                 ]
         strides[NUMBER], step = [0] * len(shape), 1
-        for axis in reversed(op.axes):
+        for axis in reversed(op.axes) if "index" in problem.tensors else ():  # else nobody asks: more axes are one
             strides[NUMBER][axis], step = step, step * shape[axis]
         axes = [axis for axis, n in enumerate(shape) if n != 1]
         axes.sort(key=lambda axis: -strides[full[0]][axis])

@@ -1,9 +1,12 @@
 """``reduce.tiled``: every reduction and its gradient on a GPU, any axes, types and strides, in Triton.
 
 Method, forward: the axes become few loops (``_axes.py``); the one that is innermost in memory lies along the lanes of a
-tile, kept or reduced, so that no access is strided where a unit stride exists. Where the result is too small to keep
-the GPU busy, the reduced points are cut into parts whose results a second launch combines, in a fixed order: see
-``_triton/reduction.py``. Sums are in float32, or float64 where a tensor has that type.
+tile, kept or reduced, so that no access is strided where a unit stride exists. What one or two tiles hold is read by
+blocks that live no longer than that; where there is more to go over, the next tiles are fetched ahead into shared
+memory. Where the result is too small to keep the GPU busy, tiles become narrower, down to one line of memory; where
+that is not enough, the reduced points are cut into as many parts as there can be blocks at a time, whose results a
+second launch combines in a fixed order: see ``_triton/reduction.py``. Sums are in float32, or float64 where a tensor
+has that type.
 
 Backward: one pass over dx. What it needs of y's shape is read once for a row or a column of the tile. For the extremes
 without an index the forward kernel first counts who is equal to y, for products it multiplies what is not 0 and counts
@@ -42,12 +45,25 @@ STEPS = {
     "norm2": (tr.SQUARE, tr.ADD, True),
     "mul_no_zeros": (tr.ZERO_AS_ONE, tr.MUL, False),
 }
+# Bytes of a tile, warps, stages and blocks a processor, best guess first: where two tiles hold all, and where not.
+_SHORT = ((8192, 4, 1, 2), (16384, 8, 1, 2), (4096, 4, 1, 2), (16384, 4, 1, 2))
+_LONG = ((8192, 8, 4, 2), (8192, 4, 4, 4), (16384, 8, 3, 2), (8192, 4, 1, 8))
 SPREAD = ("add", "norm1", "norm2", "equal", "magnitude", "index", "index_sign", "mul", "mul_no_zeros")  # GRAD, by place
 
 
 @triton.jit
 def _sign(v):
     return tl.where(v > 0, 1.0, tl.where(v < 0, -1.0, 0.0)).to(v.dtype)
+
+
+@triton.jit
+def _read(tensor, at, lane, lane_stride, in_rows, in_lanes, other, FLOAT: tl.constexpr):
+    """What each element of a tile is given; once a row where it is the same along the lanes (a stride of None)."""
+    if lane_stride is None:
+        v = tl.load(tensor + at[:, None], mask=in_rows, other=other)
+    else:
+        v = tl.load(tensor + (at[:, None] + lane * lane_stride), mask=in_rows & in_lanes, other=other)
+    return v if FLOAT is None else convert(v, FLOAT)
 
 
 @triton.jit
@@ -73,25 +89,24 @@ def spread(
         lane_block = lane_block.to(tl.int64)
     row = row_block * BLOCK_R + tl.arange(0, BLOCK_R)
     lane = (lane_block * BLOCK_L + tl.arange(0, BLOCK_L))[None, :]
-    ok = (row < ROWS)[:, None] & (lane < LANES)
+    in_rows, in_lanes = (row < ROWS)[:, None], lane < LANES
     i0, i1, i2, i3 = indices(row, S0, S1, S2, s0_mul, s0_shift, s1_mul, s1_shift, s2_mul, s2_shift, LOOPS, WIDE)
-    at = offset(i0, i1, i2, i3, dy0_stride, dy1_stride, dy2_stride, dy3_stride, LOOPS)[:, None] + lane * dy_lane_stride
-    g = convert(tl.load(dy + at, mask=ok, other=0.0), FLOAT)
+    at = offset(i0, i1, i2, i3, dy0_stride, dy1_stride, dy2_stride, dy3_stride, LOOPS)
+    g = _read(dy, at, lane, dy_lane_stride, in_rows, in_lanes, 0.0, FLOAT)
     if x is not None:
-        at = offset(i0, i1, i2, i3, x0_stride, x1_stride, x2_stride, x3_stride, LOOPS)[:, None] + lane * x_lane_stride
-        v = convert(tl.load(x + at, mask=ok, other=0.0), FLOAT)
+        at = offset(i0, i1, i2, i3, x0_stride, x1_stride, x2_stride, x3_stride, LOOPS)
+        v = _read(x, at, lane, x_lane_stride, in_rows, in_lanes, 0.0, FLOAT)
     if y is not None:
-        at = offset(i0, i1, i2, i3, y0_stride, y1_stride, y2_stride, y3_stride, LOOPS)[:, None] + lane * y_lane_stride
-        w = convert(tl.load(y + at, mask=ok, other=0.0), FLOAT)
+        at = offset(i0, i1, i2, i3, y0_stride, y1_stride, y2_stride, y3_stride, LOOPS)
+        w = _read(y, at, lane, y_lane_stride, in_rows, in_lanes, 0.0, FLOAT)
     if shares is not None:
-        at = offset(i0, i1, i2, i3, part0_stride, part1_stride, part2_stride, part3_stride, LOOPS)[:, None]
-        at = at + lane * part_lane_stride
-        share = tl.load(shares + at, mask=ok, other=1.0)
+        at = offset(i0, i1, i2, i3, part0_stride, part1_stride, part2_stride, part3_stride, LOOPS)
+        share = _read(shares, at, lane, part_lane_stride, in_rows, in_lanes, 1.0, FLOAT)
         if zeros is not None:
-            zero = tl.load(zeros + at, mask=ok, other=0.0)
+            zero = _read(zeros, at, lane, part_lane_stride, in_rows, in_lanes, 0.0, FLOAT)
     if index is not None:
-        at = offset(i0, i1, i2, i3, index0_stride, index1_stride, index2_stride, index3_stride, LOOPS)[:, None]
-        place = tl.load(index + (at + lane * index_lane_stride), mask=ok, other=-1)
+        at = offset(i0, i1, i2, i3, index0_stride, index1_stride, index2_stride, index3_stride, LOOPS)
+        place = _read(index, at, lane, index_lane_stride, in_rows, in_lanes, -1, None)
         number = offset(i0, i1, i2, i3, n0_stride, n1_stride, n2_stride, n3_stride, LOOPS)[:, None]
         g = tl.where(place == number + lane * n_lane_stride, g, 0.0)
     if GRAD == 1 or GRAD == 6:
@@ -112,7 +127,8 @@ def spread(
     if scale is not None:
         r = r * scale
     at = offset(i0, i1, i2, i3, dx0_stride, dx1_stride, dx2_stride, dx3_stride, LOOPS)[:, None] + lane * dx_lane_stride
-    tl.store(dx + at, convert(r, dx.dtype.element_ty), mask=ok)
+    r = tl.broadcast_to(convert(r, dx.dtype.element_ty), (BLOCK_R, BLOCK_L))
+    tl.store(dx + at, r, mask=in_rows & in_lanes)
 
 
 def _power(n: int) -> int:
@@ -205,19 +221,35 @@ class ReduceTiled(TritonEngine):
         if problem.op.name == "reduce_bwd" and not self._first(problem):
             for elements in (8192 // size, 16384 // size):
                 a, b, c = nest.tile(elements, elements)
-                found.append({"BLOCK_A": a, "BLOCK_B": b, "BLOCK_C": c, "num_warps": 4, "splits": 1})
+                found.append({"BLOCK_A": a, "BLOCK_B": b, "BLOCK_C": c, "num_warps": 4, "splits": 1, "STAGES": 1})
         else:
-            indexed = "index" in problem.outputs
-            for bytes, warps, busy in ((8192, 4, 32), (16384, 4, 12), (16384, 8, 16), (4096, 4, 64)):
-                tile = nest.tile(bytes // size // (2 if indexed else 1), 512 // size)
-                tiles, steps = nest.blocks(tile)
-                wanted = problem.target.processors * busy // 4 * 4
-                # A part has at least four steps, so that combining the parts costs little.
-                splits = max(1, min(-(-wanted // tiles), steps // 4)) if 2 * tiles < wanted else 1
-                splits = -(-steps // -(-steps // splits))
-                a, b, c = tile
-                found.append({"BLOCK_A": a, "BLOCK_B": b, "BLOCK_C": c, "num_warps": warps, "splits": splits})
+            tiles, steps = nest.blocks(nest.tile(8192 // size, 512 // size))
+            short = steps <= 2 and tiles >= 2 * problem.target.processors
+            found = [self._config(problem, nest, *shape) for shape in (_SHORT if short else _LONG)]
         return [config for i, config in enumerate(found) if config not in found[:i]]
+
+    def _config(self, problem: Problem, nest: _Nest, bytes: int, warps: int, stages: int, blocks: int) -> Config:
+        """Tiles of so many bytes, and as many of them or parts that there are so many blocks a processor."""
+        size = problem[self._main(problem)].itemsize
+        wanted = problem.target.processors * blocks
+        elements = bytes // size
+        if "index" in problem.outputs and stages > 1:  # places take registers, too
+            elements = min(elements, 512 * warps)
+        widths = [lanes // size for lanes in (512, 256, 128)] if nest.lanes_kept else [elements]
+        for width in widths:
+            tile = nest.tile(elements, width)
+            tiles, steps = nest.blocks(tile)
+            if tiles > 0.75 * wanted:
+                break
+        splits = 1
+        if tiles <= 0.75 * wanted:
+            tile = nest.tile(elements, widths[0])
+            tiles, steps = nest.blocks(tile)
+            splits = max(1, min(wanted // tiles, steps // 4))  # four steps or more: combining then costs little
+            splits = -(-steps // -(-steps // splits))
+        a, b, c = tile
+        config = {"BLOCK_A": a, "BLOCK_B": b, "BLOCK_C": c, "num_warps": warps, "splits": splits}
+        return {**config, "STAGES": stages if -(-steps // splits) > 2 else 1}
 
     def _first(self, problem: Problem) -> list[tuple[int, int]]:
         """Reductions that a gradient starts with: (BEFORE, COMBINE)."""
@@ -250,8 +282,11 @@ class ReduceTiled(TritonEngine):
         waste = tiles * steps * math.prod(_tile(config)) / max(main.numel, 1)
         # A step other than 1 between lanes moves a whole sector of 32 bytes an element.
         strided = 1 if nest.lane.strides.get(self._main(problem), 1) <= 1 else 32 // main.itemsize
-        busy = min(1.0, tiles * config["splits"] / problem.target.processors)
-        efficiency = 0.85 * busy / max(1.0, waste**0.5)
+        programs, processors = tiles * config["splits"], problem.target.processors
+        busy = programs / (-(-programs // processors) * processors)
+        share = -(-steps // config["splits"])
+        fetching = 0.9 if share == 1 or config["STAGES"] > 1 else 0.85 if share == 2 else 0.7
+        efficiency = fetching * busy / max(1.0, waste**0.5)
         passes = 1 + len(self._first(problem)) * (1 if config["splits"] == 1 else 2)
         passes += problem.op.name == "reduce_fwd" and config["splits"] > 1
         moved = problem.bytes * strided + 2 * self.workspace_size(problem, config)
@@ -285,7 +320,7 @@ class ReduceTiled(TritonEngine):
         dense = _dense(axes)
         common = {"problem": problem, "combine": combine, "real": real, "far": far}
         finish = {"root": root, "scale": scale, "out": out, "index": index, "dense": dense}
-        sides = {"tile": _tile(config), "warps": config["num_warps"]}
+        sides = {"tile": _tile(config), "warps": config["num_warps"], "stages": config["STAGES"]}
         reference = "y" if before in (tr.EQUAL, tr.EQUAL_MAGNITUDE) else None
         if splits == 1:
             return [_launch(**common, **finish, **sides, nest=nest, source="x", before=before, reference=reference)]
@@ -299,11 +334,11 @@ class ReduceTiled(TritonEngine):
         part = Loop(splits, {"parts": axes.count})
         kept = tuple(Loop(loop.size, {**loop.strides, "parts": dense[id(loop)]}) for loop in axes.kept)
         again = _Nest(Axes(kept, (part,)), "parts")
-        tile = again.tile(1024, 128)
+        tile = again.tile(2048, 32)  # one step for what is usual
         finish["dense"] = {id(loop): dense[id(old)] for loop, old in zip(kept, axes.kept, strict=True)}
         second = _launch(
             **common, **finish, nest=again, source=parts, places=places, role="parts", before=tr.PLAIN, reference=None,
-            tile=tile, warps=4,
+            tile=tile, warps=4, stages=1,
         )  # fmt: skip
         return [first, second]
 
@@ -330,6 +365,8 @@ class ReduceTiled(TritonEngine):
         for name, role in (("dy", "dy"), ("x", "x"), ("y", "y"), ("index", "index"), ("n", NUMBER), ("dx", "dx")):
             args |= _strides(name, role, nest.lane, rows, lambda loop, role: loop.strides.get(role))
         args |= _strides("part", "", nest.lane, rows, lambda loop, role: dense.get(id(loop), 0) if first else None)
+        for name in ("dy", "x", "y", "index", "part"):  # nothing new along the lanes: read once a row
+            args[f"{name}_lane_stride"] = args[f"{name}_lane_stride"] or None
         constexprs = {
             "LOOPS": len(rows), "GRAD": SPREAD.index(kind), "FLOAT64": _wide_float(problem), "WIDE": _is_far(problem),
             "BLOCK_R": height, "BLOCK_L": c,
@@ -348,8 +385,8 @@ def _strides(name: str, role: str, lane: Loop, rows: list[Loop], stride: Any) ->
 def _launch(
     *, problem: Problem, nest: _Nest, source: str | Slice, role: str = "x", places: Slice | None = None, before: int,
     combine: int, root: bool, scale: float, real: str, far: bool, out: str | Slice, index: str | Slice | None,
-    dense: dict[int, int], reference: str | None, tile: tuple[int, int, int], warps: int, splits: int = 1,
-    apart: int | None = None,
+    dense: dict[int, int], reference: str | None, tile: tuple[int, int, int], warps: int, stages: int,
+    splits: int = 1, apart: int | None = None,
 ) -> Launch:  # fmt: skip
     tiles, steps = nest.blocks(tile)
     a, b, c = tile
@@ -368,12 +405,15 @@ def _launch(
     def own(loop: Loop, role: str) -> int | None:
         return loop.strides.get(role, 0)
 
+    # Whether a place is the larger, the later it is visited.
+    places_in_turn = [loop.strides.get(NUMBER, 0) for loop in ([] if nest.lanes_kept else [nest.lane]) + nest.reduced]
+    share = -(-steps // splits)
     args: dict[str, Argument] = {
         "x": source, "places": places, "ref": reference, "z": z, "out": out, "index": index,
         "scale": None if scale == 1.0 else Real(scale, real),
         "beta": None if z is None or beta == 1.0 else Real(beta, real),
         "KEPT": nest.kept_points, "REDUCED": nest.reduced_points, "LANES": nest.lane.size, "STEPS": steps,
-        "SPLITS": splits, "SHARE": -(-steps // splits), "out_split_stride": apart,
+        "SPLITS": splits, "SHARE": share, "out_split_stride": apart,
         **nest_arguments("k", [loop.size for loop in nest.kept]),
         **nest_arguments("r", [loop.size for loop in nest.reduced]),
         "x_lane_stride": nest.lane.strides.get(role, 0), "n_lane_stride": nest.lane.strides.get(NUMBER, 0),
@@ -389,6 +429,7 @@ def _launch(
         "KEPT_LOOPS": len(nest.kept), "REDUCED_LOOPS": len(nest.reduced), "LANES_KEPT": nest.lanes_kept,
         "BEFORE": before, "COMBINE": combine, "ROOT": root, "FLOAT64": real == "f64", "WIDE": far,
         "NOTHING": tr.NOTHING[combine], "ABSENT": tr.absent(before, combine),
-        "BLOCK_A": a, "BLOCK_B": b, "BLOCK_C": c,
+        "ONCE": share == 1, "ORDERED": places is not None or places_in_turn == sorted(places_in_turn),
+        "STAGES": stages, "BLOCK_A": a, "BLOCK_B": b, "BLOCK_C": c,
     }  # fmt: skip
     return Launch(tr.reduce_axes, (tiles * splits,), args, constexprs, warps, 1)
