@@ -19,7 +19,7 @@ import dataclasses
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,10 +55,14 @@ class Override:
         `InvalidArgument` for what is ill-formed.
     composite : bool
         The framework makes this operator of others, above autograd. The function then has to be differentiable.
+    devices : sequence of str
+        The kinds of device on which it is taken over: "CPU", "CUDA".
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], composite: bool = False):
-        self.name, self.function, self.composite = name, function, composite
+    def __init__(
+        self, name: str, function: Callable[..., Any], composite: bool = False, devices: Sequence[str] = ("CPU", "CUDA")
+    ):
+        self.name, self.function, self.composite, self.devices = name, function, composite, devices
         self.calls = Calls()
         self.time_device = False
         self._library: torch.library.Library | None = None
@@ -75,9 +79,10 @@ class Override:
 
     def enable(self) -> None:
         """Put our kernel in the place of the framework's."""
-        devices = ["CPU", *["CUDA"] * torch.backends.cuda.is_built()]
         library = torch.library.Library("aten", "IMPL")
-        for device in devices:
+        for device in self.devices:
+            if device == "CUDA" and not torch.backends.cuda.is_built():
+                continue
             for key in (device, f"Autograd{device}") if self.composite else (device,):
                 try:
                     native = torch.library.get_kernel(f"aten::{self.name}", key)
@@ -173,12 +178,12 @@ OVERRIDES: dict[str, Override] = {}
 """Every operator of the framework that lucidnn does, by name; the modules of `lucidnn.torch.operators` fill it."""
 
 
-def override(*names: str, composite: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def override(*names: str, **how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare that the function below is what lucidnn does for these operators; `Override` has the parameters."""
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            OVERRIDES[name] = Override(name, function, composite)
+            OVERRIDES[name] = Override(name, function, **how)
         return function
 
     return declare

@@ -1,3 +1,4 @@
 """What lucidnn does for the framework's operators, a file for each family; importing it fills `OVERRIDES`."""
 
 from . import convolution as convolution
+from . import normalization as normalization
