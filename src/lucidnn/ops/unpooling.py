@@ -67,7 +67,7 @@ class MaxUnpoolFwd(Operation):
     def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
         if role != "index":
             return super().sample(role, tensors, shape, generator)
-        return places(shape, math.prod(self.output_size), generator)
+        return places(shape, self.output_size, generator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +106,23 @@ class MaxUnpoolBwd(Operation):
     def sample(self, role: str, tensors: Tensors, shape: tuple[int, ...], generator: Any) -> Any:
         if role != "index":
             return super().sample(role, tensors, shape, generator)
-        return places(shape, math.prod(tensors["dy"].shape[2:]), generator)
+        return places(shape, tensors["dy"].shape[2:], generator)
 
 
-def places(shape: tuple[int, ...], points: int, generator: Any) -> Any:
-    """Positions as unpooling meets them: spread over a plane of that many points, with a few that coincide."""
+def places(shape: tuple[int, ...], sizes: tuple[int, ...], generator: Any) -> Any:
+    """Positions in planes of `sizes` as pooling without overlap leaves them, each in its value's own part of the plane.
+
+    In small tensors some of the first image stray into the next part, where they may coincide with others.
+    """
     import torch
 
-    count = math.prod(shape[2:])
-    if not count or not points:
+    if not math.prod(shape) or not math.prod(sizes):
         return torch.full(shape, -1, dtype=torch.int64)
-    spread = torch.arange(count).reshape(shape[2:]) * points // count
-    room = max(points // count, 1) + 1
-    near = torch.randint(0, room, shape, generator=generator)
-    return (spread + near).clamp(max=points - 1)
+    place = torch.zeros(shape, dtype=torch.int64)
+    for axis, (n, m) in enumerate(zip(sizes, shape[2:], strict=True)):
+        along = (torch.arange(m) * n // m).reshape(-1, *[1] * (len(sizes) - 1 - axis))
+        along = along + torch.randint(0, max(n // m, 1), shape, generator=generator)
+        if along.numel() < 4096:
+            along[:1] += torch.randint(0, 2, along[:1].shape, generator=generator)
+        place = place * n + along.clamp(max=n - 1)
+    return place
