@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload, register_jitable
 
@@ -54,6 +54,20 @@ def address(typingctx, p):
         return builder.ptrtoint(values[0], ir.IntType(64))
 
     return types.int64(p), codegen
+
+
+@intrinsic
+def prefetch(typingctx, p, at):
+    """Start to bring the cache line of element `at` nearer, which need not exist; nothing waits for it."""
+
+    def codegen(context, builder, signature, values):
+        line = builder.bitcast(builder.gep(values[0], [values[1]]), ir.IntType(8).as_pointer())
+        facts = [ir.Constant(ir.IntType(32), fact) for fact in (0, 3, 1)]  # to read; to the nearest cache; data
+        kind = ir.FunctionType(ir.VoidType(), [line.type, *(fact.type for fact in facts)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [line, *facts])
+        return context.get_dummy_value()
+
+    return types.void(p, types.int64), codegen
 
 
 @intrinsic
