@@ -183,6 +183,9 @@ cross_entropy_fwd x=f32[1,1] target=i64[1] ignore_index=1
 cross_entropy_bwd dy=f32[] x=f32[1,1] target=i64[1] stats=f32[1] total=f32[]
 dropout_fwd x=f32[1] state=i64[2]
 dropout_bwd dy=f32[1,1,1,1] state=i64[2] feature=1
+transform_tensor x=f32[1,1,1,1]
+transform_tensor x=i32[1,1,1,1] z=i32[1,2,1,1] y=i8[1,2,1,1] alpha=2.0 beta=1.0 padding=0,0,0:1,0 value=1.0 fold=2,1
+transform_tensor x=i32[1,2,1,1] y=i8[1,1,1,1] padding=0,0,0:-1,0 fold=2,1 unfold=1
 """.strip().splitlines()
 
 

@@ -74,6 +74,9 @@ adaptive_max_pool_fwd x=f16[2,8,6,6]@({FAR},1,48,8) output_size=1
 adaptive_max_pool_bwd dy=f16[2,8,4,4]@({FAR},16,4,1) index=i64[2,8,4,4] dx=f16[2,8,6,6]@({FAR},36,6,1)
 max_unpool_fwd x=f16[2,8,3,3]@({FAR},9,3,1) index=i64[2,8,3,3] y=f16[2,8,6,6]@({FAR},36,6,1) output_size=6
 max_unpool_bwd dy=f16[2,8,6,6]@({FAR},36,6,1) index=i64[2,8,3,3] dx=f16[2,8,3,3]@({FAR},9,3,1)
+transform_tensor x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@nhwc
+transform_tensor x=f16[2,8,6,6] y=f16[2,32,4,4]@({FAR},16,4,1) fold=2,2 padding=0,0,1,1
+transform_tensor x=f16[2,8,4,4]@({FAR},1,32,8) y=f16[2,2,6,6]@({FAR},36,6,1) fold=2,2 unfold=1 padding=0,0,-1,-1
 """.strip().splitlines()
 TARGETS = {
     "cpu": Target.parse("cpu"),

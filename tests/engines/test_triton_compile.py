@@ -102,6 +102,9 @@ adaptive_max_pool_fwd x=bf16[1,8,128,128] output_size=1
 adaptive_max_pool_bwd dy=f32[16,32,5,5] index=i64[16,32,5,5] dx=f32[16,32,32,32]
 max_unpool_fwd x=bf16[16,32,16,16]@nhwc index=i64[16,32,16,16]@nhwc output_size=32
 max_unpool_bwd dy=f32[16,32,32,32] index=i64[16,32,16,16]
+transform_tensor x=bf16[16,64,28,28] y=bf16[16,64,28,28]@nhwc
+transform_tensor x=f32[16,3,56,56] y=f32[16,32,29,29] padding=0,0:5,1,1 fold=2,2
+transform_tensor x=i8[16,64,28,28] y=i32[16,16,54,54] padding=0,0,-1,-1 fold=2,2 unfold=1
 """.strip().splitlines()
 
 MANY = """

@@ -36,7 +36,7 @@ from .batch_normalization import batch_norm
 from .convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear
 from .cross_entropy import cross_entropy, nll_loss
 from .dropout import DropoutGenerator, alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout
-from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, set_tensor, transform_tensor
+from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, set_tensor
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .grid_sample import affine_grid, grid_sample
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
@@ -45,6 +45,7 @@ from .pooling import max_pool1d, max_pool2d, max_pool3d
 from .reduction import amax, amin, max, mean, min, norm, prod, reduce_tensor, sum, vector_norm
 from .resampling import interpolate, upsample
 from .softmax import log_softmax, softmax, softmin
+from .transform import transform_tensor
 from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic, overload, register_jitable
+from numba.extending import intrinsic, overload
 
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
@@ -23,9 +23,9 @@ from .. import _numba as nb
 from .._numba import vector as nv
 from .._numba import vector_math as vm
 from .._numba.stack import stack
+from ._access import KINDS, read, write
 from ._loops import INDEX, Loops
 
-KINDS = {"f64": 0, "f32": 1, "f16": 2, "bf16": 3, "bool": 4, "u8": 5, "i8": 6, "i32": 7, "i64": 8}
 BLOCK = 512
 GRAIN = 16384  # points that are worth a thread
 PARTS = 64
@@ -33,102 +33,6 @@ SLOTS = ("x", "b", "t", "z", "y", INDEX)
 OUTER, UNITS, CHUNKS, LANES, CODE = 0, 1, 2, 3, 4
 TYPE, STEP, LOOPS, ROW = 5, 11, 17, 7  # five types and steps of the innermost loop, then a row for each outer loop
 CODES = {name: mode.code for name, mode in MODES.items()}
-
-
-@register_jitable
-def _load(p, at, step, count, v):
-    if step == 1:
-        for i in range(count):
-            v[i] = nb.cast(nb.load(p, at + i), v[0])
-    else:
-        for i in range(count):
-            v[i] = nb.cast(nb.load(p, at + i * step), v[0])
-
-
-@nb.kernel
-def _read(kind, address, at, step, count, v):
-    """v[i] = tensor[at + i * step]; the type by number."""
-    if kind == 0:
-        _load(nb.pointer(address, np.float64(0)), at, step, count, v)
-    elif kind == 1:
-        _load(nb.pointer(address, np.float32(0)), at, step, count, v)
-    elif kind == 2:
-        _load(nb.pointer(address, np.uint16(0)), at, step, count, v)
-    elif kind == 3:
-        _load(nb.pointer(address, np.int16(0)), at, step, count, v)
-    elif kind <= 5:
-        _load(nb.pointer(address, np.uint8(0)), at, step, count, v)
-    elif kind == 6:
-        _load(nb.pointer(address, np.int8(0)), at, step, count, v)
-    elif kind == 7:
-        _load(nb.pointer(address, np.int32(0)), at, step, count, v)
-    else:
-        _load(nb.pointer(address, np.int64(0)), at, step, count, v)
-
-
-@register_jitable
-def _store(p, at, step, count, v):
-    if step == 1:
-        for i in range(count):
-            nb.store(p, at + i, v[i])
-    else:
-        for i in range(count):
-            nb.store(p, at + i * step, v[i])
-
-
-@register_jitable
-def _within(value, low, high):
-    """The nearest whole number within limits; 0 for NaN. What is beyond 2^63 is cut off there."""
-    near = np.rint(value)
-    if near >= high:
-        return np.int64(high)
-    if near <= low:
-        return np.int64(low)
-    return np.int64(near) if near == near else np.int64(0)
-
-
-def _whole(value, low, high):
-    """A value as a whole number within limits."""
-    raise NotImplementedError("works inside a kernel only")
-
-
-@overload(_whole)
-def _whole_impl(value, low, high):
-    if isinstance(value, types.Integer):
-        return lambda value, low, high: min(max(value, low), high)
-    return lambda value, low, high: _within(np.float64(value), low, high)
-
-
-@register_jitable
-def _store_whole(p, at, step, count, v, low, high):
-    for i in range(count):
-        p[at + i * step] = nb.cast(_whole(v[i], low, high), p[0])
-
-
-@nb.kernel
-def _write(kind, address, at, step, count, v):
-    """tensor[at + i * step] = v[i], rounded, or cut off at the type's limits."""
-    if kind == 0:
-        _store(nb.pointer(address, np.float64(0)), at, step, count, v)
-    elif kind == 1:
-        _store(nb.pointer(address, np.float32(0)), at, step, count, v)
-    elif kind == 2:
-        _store(nb.pointer(address, np.uint16(0)), at, step, count, v)
-    elif kind == 3:
-        _store(nb.pointer(address, np.int16(0)), at, step, count, v)
-    elif kind == 4:
-        truth = nb.pointer(address, np.uint8(0))
-        for i in range(count):
-            truth[at + i * step] = 1 if v[i] != 0 else 0
-    elif kind == 5:
-        _store_whole(nb.pointer(address, np.uint8(0)), at, step, count, v, 0, 255)
-    elif kind == 6:
-        _store_whole(nb.pointer(address, np.int8(0)), at, step, count, v, -128, 127)
-    elif kind == 7:
-        _store_whole(nb.pointer(address, np.int32(0)), at, step, count, v, -2147483648, 2147483647)
-    else:
-        low, high = -9223372036854775808, 9223372036854775807
-        _store_whole(nb.pointer(address, np.int64(0)), at, step, count, v, low, high)
 
 
 @intrinsic
@@ -298,25 +202,25 @@ def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
             for i in range(count):
                 v[i] = nb.cast(at[5] + i * t[STEP + 5], v[0])
         else:
-            _read(t[TYPE], x, at[0], t[STEP], count, v)
+            read(t[TYPE], x, at[0], t[STEP], count, v, 0)
         if numbers[0] != 1:
             for i in range(count):
                 v[i] *= numbers[0]
         if b != 0:
-            _read(t[TYPE + 1], b, at[1], t[STEP + 1], count, w)
+            read(t[TYPE + 1], b, at[1], t[STEP + 1], count, w, 0)
             if numbers[1] != 1:
                 for i in range(count):
                     w[i] *= numbers[1]
             if t_address != 0:
-                _read(t[TYPE + 2], t_address, at[2], t[STEP + 2], count, c)
+                read(t[TYPE + 2], t_address, at[2], t[STEP + 2], count, c, 0)
             _binary(t[CODE], count, v, w, c)
         elif t[CODE] > 0:
             _unary(t[CODE], count, v, numbers[3], numbers[4])
         if z != 0:
-            _read(t[TYPE + 3], z, at[3], t[STEP + 3], count, w)
+            read(t[TYPE + 3], z, at[3], t[STEP + 3], count, w, 0)
             for i in range(count):
                 v[i] += numbers[2] * w[i]
-        _write(t[TYPE + 4], y, at[4], t[STEP + 4], count, v)
+        write(t[TYPE + 4], y, at[4], t[STEP + 4], count, v)
 
 
 @nb.kernel

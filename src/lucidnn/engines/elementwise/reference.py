@@ -13,7 +13,8 @@ import torch
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from ...ops.elementwise import TYPES, WHOLE
+from ...ops.elementwise import TYPES
+from ._definition import store, widened
 
 
 def _smaller(x: Any, b: Any) -> Any:
@@ -83,12 +84,11 @@ class ElementwiseReference(Engine):
         names, beta = tuple(problem.tensors), problem.epilogue.beta
         whole = op.is_whole(problem.tensors)
         shape = problem["y"].shape
-        limits = torch.iinfo if problem["y"].dtype in WHOLE[1:] else None
 
         def run(tensors: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
             given = dict(zip(names, tensors, strict=True))
             y = given["y"]
-            x, b, t, z = (_widened(given.get(role), whole) for role in ("x", "b", "t", "z"))
+            x, b, t, z = (widened(given.get(role), whole) for role in ("x", "b", "t", "z"))
             factors = [int(a) if whole else a for a in (op.alpha1, op.alpha2, beta)]
             if op.mode == "gen_index":
                 line = torch.arange(shape[op.axis], device=y.device)
@@ -100,16 +100,6 @@ class ElementwiseReference(Engine):
                 value = FORMULAS[op.mode](*scaled, *([] if t is None else [t]))
             if z is not None:
                 value = value + factors[2] * z
-            if limits:
-                if value.is_floating_point():
-                    value = value.round()
-                    value = value.nan_to_num(0.0, torch.inf, -torch.inf)
-                if y.dtype != value.dtype and value.dtype != torch.bool:
-                    value = value.clamp(limits(y.dtype).min, limits(y.dtype).max)
-            y.copy_(value != 0 if y.dtype == torch.bool else value)
+            store(y, problem["y"].dtype, value)
 
         return run
-
-
-def _widened(t: torch.Tensor | None, whole: bool) -> Any:
-    return None if t is None else t.detach().long() if whole else t.detach().double()

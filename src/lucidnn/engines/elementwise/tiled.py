@@ -23,20 +23,9 @@ from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Real, TritonEngine
 from .._triton.loops import NEST, indices, nest_arguments, offset, stride_arguments
 from ._loops import INDEX, Loops
+from ._stores import LIMITS, cut_of, exact, store
 
 LOADED = ("x", "b", "t", "z")
-
-
-@triton.jit
-def _exact(v, TYPE: tl.constexpr):
-    """A value as it is computed with: 64-bit whole numbers, or floating point."""
-    if TYPE == tl.int64:  # noqa: SIM300
-        r = v.to(tl.int64)
-    elif v.dtype.is_floating():
-        r = convert(v, TYPE)
-    else:
-        r = v.to(TYPE)
-    return r
 
 
 @triton.jit
@@ -178,10 +167,10 @@ def elementwise(
         r = at.to(tl.int64)
     else:
         at = offset(i0, i1, i2, i3, x0_stride, x1_stride, x2_stride, x3_stride, LOOPS)[:, None] + lane * x_lane_stride
-        v = _scaled(_exact(tl.load(x + at, mask=ok), FORM), alpha1)
+        v = _scaled(exact(tl.load(x + at, mask=ok), FORM), alpha1)
         if b is not None:
             at = offset(i0, i1, i2, i3, b0_stride, b1_stride, b2_stride, b3_stride, LOOPS)[:, None]
-            w = _scaled(_exact(tl.load(b + (at + lane * b_lane_stride), mask=ok), FORM), alpha2)
+            w = _scaled(exact(tl.load(b + (at + lane * b_lane_stride), mask=ok), FORM), alpha2)
             u = w
             if t is not None:
                 at = offset(i0, i1, i2, i3, t0_stride, t1_stride, t2_stride, t3_stride, LOOPS)[:, None]
@@ -195,29 +184,9 @@ def elementwise(
             r = _one(v, lower, upper, MODE)
     if z is not None:
         at = offset(i0, i1, i2, i3, z0_stride, z1_stride, z2_stride, z3_stride, LOOPS)[:, None] + lane * z_lane_stride
-        r = r + _scaled(_exact(tl.load(z + at, mask=ok), FORM), beta)
+        r = r + _scaled(exact(tl.load(z + at, mask=ok), FORM), beta)
     at = offset(i0, i1, i2, i3, y0_stride, y1_stride, y2_stride, y3_stride, LOOPS)[:, None] + lane * y_lane_stride
-    if CUT == 1:  # to a narrower type of whole numbers
-        if r.dtype.is_floating():
-            r = convert(r, tl.float64)
-            near = tl.floor(r)
-            part = r - near
-            odd = tl.floor(near * 0.5) * 2.0 != near
-            r = tl.where((part > 0.5) | ((part == 0.5) & odd), near + 1.0, near)
-            r = tl.where(r != r, 0.0, r)
-            r = tl.where(r > high, high, tl.where(r < low, low, r))
-        else:
-            r = tl.where(r > high.to(tl.int64), high.to(tl.int64), r)
-            r = tl.where(r < low.to(tl.int64), low.to(tl.int64), r)
-        r = r.to(tl.int64)
-    if CUT == 2:  # to a truth
-        r = r != 0
-    if r.dtype.is_floating() and y.dtype.element_ty.is_floating():
-        tl.store(y + at, convert(r, y.dtype.element_ty), mask=ok)
-    elif y.dtype.element_ty.is_floating() and y.dtype.element_ty.primitive_bitwidth == 16:
-        tl.store(y + at, r.to(tl.float32).to(y.dtype.element_ty), mask=ok)
-    else:
-        tl.store(y + at, r.to(y.dtype.element_ty), mask=ok)
+    store(y + at, r, ok, low, high, CUT)
 
 
 class ElementwiseTiled(TritonEngine):
@@ -280,8 +249,7 @@ class ElementwiseTiled(TritonEngine):
         form = "i64" if whole else "f64" if wide or op.is_whole(tensors) else "f32"
         real = "f64" if form == "f64" else "f32"
         to = tensors["y"].dtype
-        low, high = {"u8": (0, 255), "i8": (-128, 127), "i32": (-(2**31), INT32)}.get(to, (0, 0))
-        cut = 2 if to == "bool" else 1 if to in ("u8", "i8", "i32") else 0
+        (low, high), cut = LIMITS.get(to, (0, 0)), cut_of(to)
 
         def factor(value: float) -> Argument:
             if value == 1.0:
