@@ -28,10 +28,14 @@ def _fwd_in_place(tensors: Any, attributes: Any) -> Described:
 
 
 def _bwd(tensors: Any, attributes: Any) -> Described:
-    """The strides of a result of two tensors are the framework's to choose: it is asked, by shapes alone."""
+    """The strides of a result of two tensors are the framework's to choose: it is asked, by shapes alone.
+
+    The order of its operands decides where the two disagree; relu's has the gradient last.
+    """
     op, given = pointwise._bwd(tensors, (1.0, *attributes))
     dy, x = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors)
-    given["tensors"]["dx"] = TensorDescriptor.of(torch.ops.aten.silu_backward.default(dy, x))
+    first, second = (x, dy) if attributes[0] == "relu" else (dy, x)
+    given["tensors"]["dx"] = TensorDescriptor.of(torch.ops.aten.silu_backward.default(first, second))
     return op, given
 
 
