@@ -30,8 +30,9 @@ GRADS = {
 
 # The table of 64-bit integers. Loops follow at `HEAD`, kept before reduced: the size, then a step for every slot.
 (CODE, KIND, OUT_KIND, Z_KIND, REF_KIND, INDEX_KIND, UNITS, SPLITS, STEPS, KEPT, REDUCED, LANES, CHUNK, LANE_BLOCKS,
- PERIOD, X_LANE, NUMBER_LANE, OUT_LANE, Z_LANE, INDEX_LANE, REF_LANE, ROOT) = range(22)  # fmt: skip
-HEAD = 22
+ PERIOD, X_LANE, NUMBER_LANE, OUT_LANE, Z_LANE, INDEX_LANE, REF_LANE, ROOT, RUN, RUN_STEP, RUN_NUMBER,
+ PIECES) = range(26)  # fmt: skip
+HEAD = 26
 SLOTS = 6  # of a loop: x or the place's number, out, z, index, the reference value; one is spare for backward
 ROW = SLOTS + 1
 (G_CODE, G_UNITS, G_LOOPS, G_LANES, G_CHUNKS, G_APART) = range(6)

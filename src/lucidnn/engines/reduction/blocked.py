@@ -28,10 +28,13 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from .. import _numba as nb
 from . import _blocks as b
+from . import _rows
 from ._axes import NUMBER, Axes, Loop
+from ._rows import PIECE
 
 GRAIN = 65536  # points that are worth a thread
 PARTS = 64
+UNITS = 32  # blocks of runs
 DEEP = 2048  # values that a lane combines one after another
 SHORT = 20  # runs that are so short that reading across them is faster
 
@@ -48,6 +51,7 @@ class _Lanes:
     step: int
     period: int
     number: int
+    run: Loop | None  # of values that are neighbours and are reduced: lanes are then runs, each taken by itself
 
     @classmethod
     def of(cls, axes: Axes) -> _Lanes:
@@ -60,16 +64,21 @@ class _Lanes:
         reduced = tuple(loop for loop in axes.reduced if loop is not innermost)
         size, step = innermost.size, innermost.strides["x"]
         if innermost not in axes.kept:
-            return cls(axes, kept, reduced, one, size, step, 1, innermost.strides.get(NUMBER, 0))
+            lane = kept[-1] if kept else one
+            return cls(axes, kept[:-1], reduced, lane, lane.size, lane.strides["x"], 0, 0, innermost)
         behind = reduced[-1] if reduced else one
         if 2 * size <= b.BLOCK // 4 and behind.size > 1 and behind.strides["x"] == size * step:
             number = behind.strides[NUMBER]
-            return cls(axes, kept, reduced[:-1], innermost, size * behind.size, step, size, number)
-        return cls(axes, kept, reduced, innermost, size, step, 0, 0)
+            return cls(axes, kept, reduced[:-1], innermost, size * behind.size, step, size, number, None)
+        return cls(axes, kept, reduced, innermost, size, step, 0, 0, None)
 
     @property
     def chunk(self) -> int:
-        """Lanes of a block: whole periods."""
+        """Lanes of a block: whole periods; of runs as many as keep all threads busy."""
+        if self.run is not None:
+            # Where each run has parts all over x, blocks of many runs read x in its order; the parts are shared out.
+            wanted = self.size if self.points >= 16 else max(4, self.axes.count // UNITS)
+            return max(min(b.BLOCK, self.size, wanted), 1)
         whole = b.BLOCK // self.period * self.period if self.period else b.BLOCK
         return max(min(whole, self.size), 1)
 
@@ -82,8 +91,18 @@ class _Lanes:
         return math.prod(loop.size for loop in self.kept) * (1 if self.period else self.blocks)
 
     @property
+    def points(self) -> int:
+        """Points of the reduced loops outside."""
+        return math.prod(loop.size for loop in self.reduced)
+
+    @property
+    def pieces(self) -> int:
+        """Of a run."""
+        return -(-self.run.size // PIECE) if self.run is not None else 1
+
+    @property
     def steps(self) -> int:
-        return math.prod(loop.size for loop in self.reduced) * (self.blocks if self.period else 1)
+        return self.points * (self.blocks if self.period else self.pieces)
 
     @property
     def splits(self) -> int:
@@ -92,7 +111,8 @@ class _Lanes:
             return 1
         points = self.axes.count * self.axes.points
         wanted = -(-min(PARTS, points // GRAIN) // self.units) if self.units < 16 else 1
-        return max(1, min(self.steps, PARTS, max(wanted, -(-self.steps // DEEP))))
+        deep = 1 if self.run is not None else -(-self.steps // DEEP)  # runs are summed in float64
+        return max(1, min(self.steps, PARTS, max(wanted, deep)))
 
 
 def _empty_fill(problem: Problem) -> float:
@@ -232,6 +252,9 @@ def _reduction(
     )
     head[b.X_LANE], head[b.NUMBER_LANE] = lanes.step, lanes.number
     head[b.OUT_LANE], head[b.Z_LANE], head[b.INDEX_LANE], head[b.REF_LANE] = steps(lanes.lane)
+    if lanes.run is not None:
+        own = (lanes.run.size, lanes.run.strides["x"], lanes.run.strides.get(NUMBER, 0), lanes.pieces)
+        head[b.RUN], head[b.RUN_STEP], head[b.RUN_NUMBER], head[b.PIECES] = own
     for loop in lanes.kept:
         head += [loop.size, loop.strides["x"], *steps(loop), 0]
     for loop in lanes.reduced:
@@ -240,11 +263,12 @@ def _reduction(
     points = axes.count * axes.points
     parts = max(1, min(lanes.units * lanes.splits, points // GRAIN, PARTS)) if lanes.units else 0
     threads = nb.threads if parts > 1 else lambda: 1
-    b.reduce_blocks(0, 1, 0, 0, 0, 0, 0, 0, table.ctypes.data, reals.ctypes.data, like)  # compiles, or loads from disk
+    kernel = b.reduce_blocks if lanes.run is None else _rows.reduce_rows
+    kernel(0, 1, 0, 0, 0, 0, 0, 0, table.ctypes.data, reals.ctypes.data, like)  # compiles, or loads from disk
     address, reals_address = table.ctypes.data, reals.ctypes.data
 
     def call(x: int, ref: int, z: int, out: int, index: int, space: int, _keep: Any = (table, reals)) -> None:
-        b.reduce_blocks(parts, threads(), x, ref, z, out, index, space, address, reals_address, like)
+        kernel(parts, threads(), x, ref, z, out, index, space, address, reals_address, like)
 
     return call
 
