@@ -20,7 +20,7 @@ PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
 TARGET = Target.parse("cuda:sm_90")
 ENGINES = (
     "pool.average_tiled", "pool.average_gathered", "pool.average_global", "pool.max_global",
-    "pool.adaptive_max_tiled", "pool.unpool_tiled",
+    "pool.adaptive_max_tiled", "pool.adaptive_max_scatter", "pool.unpool_tiled",
 )  # fmt: skip
 
 
