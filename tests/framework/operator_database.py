@@ -169,9 +169,8 @@ def check(name: str, dtype: torch.dtype, whole: bool, case: Case, device: str = 
             reached[operator] = reached.get(operator, 0) + calls["taken"]
             for reason in calls["fallen"]:
                 assert any(word in reason for word in case.falls), f"{operator} fell through: {reason}"
-        _compare(
-            f"{name} for {sample.summary()}", native, found, lambda: _run(entry, _double(sample), False), case.double
-        )  # noqa: B023
+        exact = functools.partial(_run, entry, _double(sample), False)
+        _compare(f"{name} for {sample.summary()}", native, found, exact, case.double)
     missing = [operator for operator in case.operators if not reached.get(operator)]
     assert not missing or dtype != torch.float32, f"never taken: {missing}; taken: {reached}"
 

@@ -15,6 +15,7 @@ Cost: the dispatcher's step into Python takes about a microsecond a call, on top
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
@@ -28,6 +29,7 @@ from .. import backends
 from ..core import settings as choices
 from ..core.errors import InvalidArgument, NotSupported
 from ..core.settings import Settings
+from ..functional._library import unseen
 
 REASONS_KEPT = 64  # different reasons kept for one operator; a program whose shapes never repeat makes more
 
@@ -79,18 +81,18 @@ class Override:
 
     def enable(self) -> None:
         """Put our kernel in the place of the framework's."""
-        library = torch.library.Library("aten", "IMPL")
+        natives = {}  # all of them before the first is replaced: what a composite's keys lead to depends on the others
         for device in self.devices:
             if device == "CUDA" and not torch.backends.cuda.is_built():
                 continue
             for key in (device, f"Autograd{device}") if self.composite else (device,):
-                try:
-                    native = torch.library.get_kernel(f"aten::{self.name}", key)
-                except RuntimeError:  # the framework has no such kernel for this kind of device
-                    continue
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message=".*verriding a previously registered kernel.*")
-                    library.impl(self.name, self._kernel(native, device == "CUDA"), key, with_keyset=True)
+                with contextlib.suppress(RuntimeError):  # the framework has no such kernel for this kind of device
+                    natives[key] = torch.library.get_kernel(f"aten::{self.name}", key), device == "CUDA"
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*verriding a previously registered kernel.*")
+            for key, native in natives.items():
+                library.impl(self.name, self._kernel(*native), key, with_keyset=True)
         self._library = library
 
     def disable(self) -> None:
@@ -117,9 +119,12 @@ class Override:
             return dataclasses.replace(self.calls, fallen=self.calls.fallen.copy())
 
     def _kernel(self, native: Any, cuda: bool) -> Callable[..., Any]:
-        function, override = self.function, choices._override
+        function, composite, override = self.function, self.composite, choices._override
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            # What traces a call is to see its parts, which come here in turn.
+            if composite and not unseen([t for t in args if isinstance(t, torch.Tensor)]):
+                return native.call_boxed(keyset, *args, **kwargs)
             start = time.perf_counter()
             base = choices.current()
             # An engine of last resort is slower than the framework's kernel, which is there to be called.

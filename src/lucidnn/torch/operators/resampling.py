@@ -13,8 +13,8 @@ import torch
 
 from ...core.errors import InvalidArgument, NotSupported
 from ...functional import folding, resampling
-from ...functional import grid_sample as grids
 from ...functional._library import Described, dense, run
+from ...functional.grid_sample import _BWD, _fwd
 from ...ops.grid_sample import MODES, PADDING_MODES
 from .._override import override
 from ._layout import RULES, following, laid_out, suggests_last
@@ -96,12 +96,12 @@ _resample("upsample_trilinear3d", 3, "linear", "suggested", "suggested")
 
 
 def _grid_fwd(tensors: Sequence[Any], attributes: Any) -> Described:
-    return laid_out(grids._fwd(tensors, attributes), "first", filled=False)
+    return laid_out(_fwd(tensors, attributes), "first", filled=False)
 
 
 def _grid_bwd(gradients: str) -> Callable[[Sequence[Any], Any], Described]:
     def describe(tensors: Sequence[Any], attributes: Any) -> Described:
-        op, given = grids._BWD[gradients](tensors, attributes)
+        op, given = _BWD[gradients](tensors, attributes)
         if "dx" in given["tensors"]:
             given["tensors"]["dx"] = dense(tensors[1], tensors[1].shape, False)
         return op, given
