@@ -7,7 +7,8 @@ sixteen are compared at the end (short rows go element by element). A global win
 
 Backward, with channels closest together, asks for every place the few windows that hold it, sixteen channels at a time.
 With columns closest together a thread owns a plane: it walks over the windows in order and adds each dy at its index,
-in a plane of float32 (float64) sums, which are then rounded once. No two threads share an element: no atomics.
+in dx itself or, for 16 bits and planes with gaps, in a plane of sums that is rounded once. No two threads share an
+element: no atomics.
 
 Cost: the memory traffic, or a few vector operations for each window point. Limits: planes below 2^31 points.
 """
@@ -22,6 +23,7 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from .. import _numba as nb
 from .._numba import vector as nv
+from .._numba.memory import size_of
 from ._axes import Windows
 
 CHUNK = 512  # channels that one unit of work has at most
@@ -32,7 +34,7 @@ INDEX_KINDS = {"none": 0, "i32": 1, "i64": 2}
 
 # What the table of 64-bit integers holds, and where: one number, or one for each of five or three axes.
 COLUMNS, UNITS, KIND, SIZES, IN, OUT, WIDTH = 0, 1, 2, 3, 8, 11, 14
-X, Y, INDEX, FIRST, SECOND, TABLES = 15, 20, 25, 30, 33, 36
+X, Y, INDEX, FIRST, SECOND, STRAIGHT, TABLES = 15, 20, 25, 30, 33, 36, 37
 
 
 @register_jitable
@@ -131,28 +133,43 @@ def _backward_part(part, parts, dy_at, dx_at, index_at, scratch, table, like):
     zero, nothing, kind = nv.fill(nb.accumulator(like)), nb.accumulator(like), t[KIND]
     rows, width = t[IN + 1], t[IN + 2]
     points = t[IN] * rows * width
-    sums = nb.pointer(scratch + part * 8 * (points + 8), nb.accumulator(like))
-    for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
-        n, i1, i2, i3, chunk = _coordinates(unit, t)
+    # A place's row and plane without a division: half a place away from whole rows no rounding matters below 2^31.
+    row_share, plane_share = 1.0 / max(width, 1), 1.0 / max(rows, 1)
+    # What a store might change, for all that the compiler knows, is read once.
+    flat, steps, dy_step, index_step = t[IN] == 1, t[OUT + 2], t[Y + 4], t[INDEX + 4]
+    starts, ends = nb.pointer(table + 8 * t[FIRST + 2], np.int64(0)), nb.pointer(table + 8 * t[SECOND + 2], np.int64(0))
+    begin, end_unit = t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts
+    n, i1, i2, i3, chunk = _coordinates(begin, t)
+    for unit in range(begin, end_unit):
         if t[COLUMNS]:
+            if unit > begin:
+                i1 += 1
+                if i1 == t[SIZES + 1]:
+                    i1, n = 0, n + 1
+            # The sums are dx itself where that holds them, or a plane of this part's own.
+            start = n * t[X] + i1 * t[X + 1]
+            sums = nb.pointer(scratch + part * 8 * (points + 8), nb.accumulator(like))
+            if t[STRAIGHT]:
+                sums = nb.pointer(dx_at + start * size_of(like), nb.accumulator(like))
             for i in range(points):
                 sums[i] = nothing
             for o in range(t[OUT]):
-                z0 = o * t[IN] // t[OUT]
-                z1 = ((o + 1) * t[IN] + t[OUT] - 1) // t[OUT]
+                z0, z1 = t[t[FIRST] + o], t[t[SECOND] + o]
                 for p in range(t[OUT + 1]):
-                    h0 = p * rows // t[OUT + 1]
-                    h1 = ((p + 1) * rows + t[OUT + 1] - 1) // t[OUT + 1]
-                    for q in range(t[OUT + 2]):
-                        at = _offset(t, INDEX, n, i1, o, p, q)
-                        k = np.int64(middle[at]) if kind == 1 else wide[at]
+                    h0, h1 = t[t[FIRST + 1] + p], t[t[SECOND + 1] + p]
+                    at = _offset(t, INDEX, n, i1, o, p, 0)
+                    from_ = _offset(t, Y, n, i1, o, p, 0)
+                    for q in range(steps):
+                        k = np.int64(middle[at + q * index_step]) if kind == 1 else wide[at + q * index_step]
                         if 0 <= k < points:
-                            line, w = k // width, k % width
-                            z, h = line // rows, line % rows
-                            w0 = q * width // t[OUT + 2]
-                            w1 = ((q + 1) * width + t[OUT + 2] - 1) // t[OUT + 2]
-                            if z0 <= z < z1 and h0 <= h < h1 and w0 <= w < w1:
-                                sums[k] += nb.load(dy, _offset(t, Y, n, i1, o, p, q))
+                            line, z = np.int64((k + 0.5) * row_share), 0
+                            if not flat:
+                                z = np.int64((line + 0.5) * plane_share)
+                            h, w = line - z * rows, k - line * width
+                            if z0 <= z < z1 and h0 <= h < h1 and starts[q] <= w < ends[q]:
+                                sums[k] += nb.load(dy, from_ + q * dy_step)
+            if t[STRAIGHT]:
+                continue
             for z in range(t[IN]):
                 for h in range(rows):
                     at, row = _offset(t, X, n, i1, z, h, 0), (z * rows + h) * width
@@ -163,7 +180,8 @@ def _backward_part(part, parts, dy_at, dx_at, index_at, scratch, table, like):
                         for w in range(width):
                             nb.store(dx, at + w * t[X + 4], sums[row + w])
         else:
-            flat = (i1 * rows + i2) * width + i3
+            n, i1, i2, i3, chunk = _coordinates(unit, t)
+            place = (i1 * rows + i2) * width + i3
             for c in range(chunk * t[WIDTH], min(chunk * t[WIDTH] + t[WIDTH], t[SIZES]), nv.LANES):
                 many = min(t[SIZES] - c, nv.LANES)
                 total = zero
@@ -175,9 +193,9 @@ def _backward_part(part, parts, dy_at, dx_at, index_at, scratch, table, like):
                             v = nv.read(dy, _offset(t, Y, n, c, o, p, q), t[Y + 1], 0, many)
                             if kind == 1:
                                 found = nv.read(middle, at, t[INDEX + 1], 0, many)
-                                hit = nv.equal(found, nv.fill(nb.cast(flat, np.int32(0))))
+                                hit = nv.equal(found, nv.fill(nb.cast(place, np.int32(0))))
                             else:
-                                hit = nv.equal(nv.read(wide, at, t[INDEX + 1], 0, many), nv.fill(flat))
+                                hit = nv.equal(nv.read(wide, at, t[INDEX + 1], 0, many), nv.fill(place))
                             total = nv.add(total, nv.select(hit, v, zero))
                 nv.write(dx, _offset(t, X, n, c, i1, i2, i3), t[X + 1], total, many)
 
@@ -199,6 +217,12 @@ def _lanes_are_columns(g: Windows, strides: tuple[int, ...]) -> bool:
     return g.sizes[2] >= 4 or g.sizes[2] >= g.C
 
 
+def _is_run(sizes: tuple[int, int, int], strides: tuple[int, ...]) -> bool:
+    """Whether the points of a plane lie side by side, in order."""
+    _, h, w = sizes
+    return all(n == 1 or s == step for n, s, step in zip(sizes, strides[2:], (h * w, w, 1), strict=True))
+
+
 def _table(problem: Problem) -> tuple[np.ndarray, int]:
     """The table, and the number of parts."""
     g = Windows.of(problem)
@@ -218,6 +242,9 @@ def _table(problem: Problem) -> tuple[np.ndarray, int]:
         if forward:
             ends = [a.inside(q) for q in range(a.count)]
             pair = [e[0] for e in ends], [e[1] for e in ends]
+        elif columns:
+            ends = [a.inside(q) for q in range(a.count)]
+            pair = [e[0] for e in ends], [e[0] + e[1] for e in ends]
         else:
             holders = a.holders()
             pair = [0, *np.cumsum([len(h) for h in holders]).tolist()], [q for held in holders for q in held]
@@ -226,7 +253,8 @@ def _table(problem: Problem) -> tuple[np.ndarray, int]:
             tables += numbers
             at += len(numbers)
     head = (columns, math.prod(units), kind, g.C, *units[1:], *g.sizes, *g.counts, width)
-    table = np.array([*head, *x, *y, *index, *first, *second, *tables], dtype=np.int64)
+    straight = columns and not forward and problem["dx"].itemsize >= 4 and _is_run(g.sizes, x)
+    table = np.array([*head, *x, *y, *index, *first, *second, straight, *tables], dtype=np.int64)
     work = problem[problem.op.x_role].numel  # type: ignore[attr-defined]
     return table, int(max(1, min(math.prod(units), work // 16384, PARTS)))
 
@@ -249,7 +277,7 @@ class AdaptiveMaxDirect(Engine):
         if problem.op.name == "adaptive_max_pool_fwd":
             return 256 * parts
         points = math.prod(Windows.of(problem).sizes)
-        return (8 * points + 64) * parts if table[COLUMNS] else 0
+        return (8 * points + 64) * parts if table[COLUMNS] and not table[STRAIGHT] else 0
 
     def cost(self, problem: Problem, config: Config) -> float:
         g = Windows.of(problem)

@@ -8,7 +8,8 @@ Where columns (W) lie closest together, one row of y at a time: first the rows o
 as a row with its padding around it, then the columns of that row. A window of R x S points so costs R + S additions
 instead of R S. Where channels lie closest together, 64 of them at a time pass through the window's points. Backward
 is the same from the other side: the rows of dy, divided by their windows' counts, that hold a row of dx are added, then
-its columns; every element of dx is summed by one thread in one order, and overlapping windows need no atomics.
+its columns; every element of dx is summed by one thread in one order, and overlapping windows need no atomics. Rows
+that the same windows hold are summed once.
 
 Powers are taken of each point on the way in and of each result on the way out; those other than 1 and 2 go through the
 C library, lane by lane. 16-bit values are summed in float32.
@@ -26,9 +27,11 @@ from numba.extending import intrinsic, register_jitable
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
+from ...ops.pooling import WindowAxis
 from .. import _numba as nb
 from .._numba import vector as nv
-from ._axes import UNIT, Windows, divisors
+from ._axes import Windows, divisors
+from ._lanes import times
 
 CHUNK = 512  # channels that one unit of work has at most
 BLOCK = 64  # channels whose sums stay in registers
@@ -39,12 +42,8 @@ AVERAGE, SUM, SQUARES, POWERS = 0, 1, 2, 3  # what is added up
 # What the table of 64-bit integers holds, and where: one number, or one for each of five or three axes.
 COLUMNS, UNITS, KIND, SIZES, IN, OUT, DILATION = 0, 1, 2, 3, 8, 11, 14
 STRIDE, BEFORE, TAPS, LEFT, LENGTH, WIDTH, LANES_AT_ONCE = 17, 18, 19, 20, 21, 22, 23
-X, Y, X_GIVEN, Y_GIVEN, FIRST, SECOND, WEIGHTS, WHOLE, INSIDE, TABLES = 24, 29, 34, 39, 44, 47, 50, 53, 54, 55
-
-
-@intrinsic
-def _times(typingctx, v, w):
-    return nv._operation(v, [v, v], lambda b, v, w: b.fmul(v, w))
+X, Y, X_GIVEN, Y_GIVEN, FIRST, SECOND, WEIGHTS, ALIKE, PIECES, INSIDE = 24, 29, 34, 39, 44, 47, 50, 53, 54, 55
+TABLES = 56
 
 
 @intrinsic
@@ -72,7 +71,7 @@ def _power(typingctx, v, exponent):
 @register_jitable(inline="always")
 def _raised(v, kind, norm):
     if kind == SQUARES:
-        return _times(v, v)
+        return times(v, v)
     if kind == POWERS:
         return _power(v, norm)
     return v
@@ -84,8 +83,8 @@ def _shared(v, y, kind, norm):
     if kind == SQUARES:
         return _over(v, y)
     if kind == SUM:
-        return _times(_over(v, y), y)
-    return _times(v, _over(_power(y, nb.cast(2.0 - norm, norm)), y))
+        return times(_over(v, y), y)
+    return times(v, _over(_power(y, nb.cast(2.0 - norm, norm)), y))
 
 
 @register_jitable
@@ -143,29 +142,6 @@ def _forward_part(part, parts, x_at, y_at, unused_at, also_unused_at, scratch, t
         if t[COLUMNS]:
             corner += i1 * t[X + 1]
             to += i1 * t[Y + 1]
-            if t[WHOLE]:  # one window, the row
-                w, width = 0, t[IN + 2]
-                v0, v1, v2, v3 = zero, zero, zero, zero
-                while w + BLOCK <= width:
-                    v0 = nv.add(v0, _raised(nv.read_all(x, corner + w), kind, norm))
-                    v1 = nv.add(v1, _raised(nv.read_all(x, corner + w + nv.LANES), kind, norm))
-                    v2 = nv.add(v2, _raised(nv.read_all(x, corner + w + 2 * nv.LANES), kind, norm))
-                    v3 = nv.add(v3, _raised(nv.read_all(x, corner + w + 3 * nv.LANES), kind, norm))
-                    w += BLOCK
-                while w < width:
-                    v0 = nv.add(v0, _raised(nv.read_some(x, corner + w, 0, min(width - w, nv.LANES)), kind, norm))
-                    w += nv.LANES
-                nv.write(sums, 0, 1, nv.add(nv.add(v0, v1), nv.add(v2, v3)), nv.LANES)
-                single = nb.accumulator(like)
-                for i in range(nv.LANES):
-                    single += sums[i]
-                v = single / nb.cast(f[t[WEIGHTS + 2]], single)
-                if kind == SQUARES:
-                    v = nb.cast(math.sqrt(v), v)
-                elif kind == POWERS:
-                    v = nb.cast(v**root, v)
-                nb.store(y, to, v)
-                continue
             for w in range(0, t[IN + 2], nv.LANES):
                 many = min(t[IN + 2] - w, nv.LANES)
                 total = zero
@@ -236,6 +212,11 @@ def _forward_part(part, parts, x_at, y_at, unused_at, also_unused_at, scratch, t
 @nb.kernel
 def _give_back(dx, at, step, x, x_at, x_step, sums, count, kind, norm):
     """Dx = x ** (p - 1) sums, along the lanes."""
+    if kind == AVERAGE and step == 1:
+        for q in range(0, count, nv.LANES):
+            many = min(count - q, nv.LANES)
+            nv.write(dx, at + q, 1, nv.read_some(sums, q, 0, many), many)
+        return
     for q in range(count):
         v = sums[q]
         if kind == SQUARES:
@@ -275,12 +256,8 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
         p_first, p_end = t[t[FIRST + 1] + h], t[t[FIRST + 1] + h + 1]
         to = n * t[X] + z * t[X + 2] + h * t[X + 3]
         given = n * t[X_GIVEN] + z * t[X_GIVEN + 2] + h * t[X_GIVEN + 3]
-        if t[COLUMNS] and t[WHOLE]:
-            to += i1 * t[X + 1]
-            share = nb.load(dy, n * t[Y] + i1 * t[Y + 1]) / nb.cast(f[t[WEIGHTS + 2]], norm)
-            for w in range(0, t[IN + 2], nv.LANES):
-                nv.write(dx, to + w, 1, nv.fill(share), min(t[IN + 2] - w, nv.LANES))
-        elif t[COLUMNS]:
+        # Rows of one plane that the same windows hold get the same sums.
+        if t[COLUMNS] and (unit == begin or h == 0 or not t[t[ALIKE] + h]):
             for q in range(0, t[OUT + 2], nv.LANES):
                 many = min(t[OUT + 2] - q, nv.LANES)
                 total = zero
@@ -295,7 +272,7 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
                             at += q * t[Y_GIVEN + 4]
                             v = _shared(v, nv.read(y, at, t[Y_GIVEN + 4], 0, many), kind, norm)
                         share = 1.0 / (f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p])
-                        total = nv.add(total, _times(v, nv.fill(nb.cast(share, norm))))
+                        total = nv.add(total, times(v, nv.fill(nb.cast(share, norm))))
                 nv.write(row, left + q, 1, total, many)
             for q in range(t[OUT + 2]):
                 row[left + q] /= nb.cast(f[t[WEIGHTS + 2] + q], norm)
@@ -318,20 +295,26 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
                             odd = nv.add(odd, nv.read_all(row, left + j + (at + 1) // 2))
                     nv.write(sums, 2 * j, 1, nv.lower_half(even, odd), nv.LANES)
                     nv.write(sums, 2 * j + nv.LANES, 1, nv.upper_half(even, odd), nv.LANES)
+            elif gap == 1:
+                # The windows that hold a column are neighbours, and change at few columns: from one to the next all get
+                # one number; what a vector writes beyond them, the next ones or nobody needs.
+                for i in range(t[PIECES], t[PIECES] + 4 * t[t[PIECES]], 4):
+                    single = nb.accumulator(like)
+                    for q in range(t[i + 3], t[i + 4]):
+                        single += row[left + q]
+                    for w in range(t[i + 1], t[i + 2], nv.LANES):
+                        nv.write(sums, w, 1, nv.fill(single), nv.LANES)
             else:
                 for w in range(width):
                     sums[w] = nb.accumulator(like)
                 for q in range(t[OUT + 2]):
                     at, points, share = t[t[INSIDE] + 2 * q], t[t[INSIDE] + 2 * q + 1], row[left + q]
-                    if gap == 1:
-                        for s in range(points):
-                            sums[at + s] += share
-                    else:
-                        for s in range(points):
-                            sums[at + s * gap] += share
+                    for s in range(points):
+                        sums[at + s * gap] += share
+        if t[COLUMNS]:
             to += i1 * t[X + 1]
             given += i1 * t[X_GIVEN + 1]
-            _give_back(dx, to, t[X + 4], x, given, t[X_GIVEN + 4], sums, width, kind, norm)
+            _give_back(dx, to, t[X + 4], x, given, t[X_GIVEN + 4], sums, t[IN + 2], kind, norm)
         else:
             first = chunk * t[LANES_AT_ONCE]
             end = min(first + t[LANES_AT_ONCE], t[SIZES])
@@ -350,10 +333,10 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
                             at = n * t[Y] + c + o * t[Y + 2] + p * t[Y + 3] + q * t[Y + 4]
                             share = 1.0 / (f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p] * f[t[WEIGHTS + 2] + q])
                             shares = nv.fill(nb.cast(share, norm))
-                            v0 = nv.add(v0, _times(nv.read_all(dy, at), shares))
-                            v1 = nv.add(v1, _times(nv.read_all(dy, at + nv.LANES), shares))
-                            v2 = nv.add(v2, _times(nv.read_all(dy, at + 2 * nv.LANES), shares))
-                            v3 = nv.add(v3, _times(nv.read_all(dy, at + 3 * nv.LANES), shares))
+                            v0 = nv.add(v0, times(nv.read_all(dy, at), shares))
+                            v1 = nv.add(v1, times(nv.read_all(dy, at + nv.LANES), shares))
+                            v2 = nv.add(v2, times(nv.read_all(dy, at + 2 * nv.LANES), shares))
+                            v3 = nv.add(v3, times(nv.read_all(dy, at + 3 * nv.LANES), shares))
                 at = to + i3 * t[X + 4] + c
                 nv.write(dx, at, 1, v0, nv.LANES)
                 nv.write(dx, at + nv.LANES, 1, v1, nv.LANES)
@@ -378,7 +361,7 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
                                 at += q * t[Y_GIVEN + 4]
                                 v = _shared(v, nv.read(y, at, t[Y_GIVEN + 1], 0, many), kind, norm)
                             share = 1.0 / (f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p] * f[t[WEIGHTS + 2] + q])
-                            total = nv.add(total, _times(v, nv.fill(nb.cast(share, norm))))
+                            total = nv.add(total, times(v, nv.fill(nb.cast(share, norm))))
                 nv.write(sums, c - first, 1, total, many)
             to += i3 * t[X + 4] + first * t[X + 1]
             given += i3 * t[X_GIVEN + 4] + first * t[X_GIVEN + 1]
@@ -400,6 +383,16 @@ def _lanes_are_columns(g: Windows, strides: tuple[int, ...]) -> bool:
     if g.C > 1 and strides[1] <= strides[4]:
         return False
     return g.sizes[2] >= 4 or g.sizes[2] >= g.C
+
+
+def _pieces(row: WindowAxis) -> list[int]:
+    """How many runs of columns the same neighbouring windows hold, and of each its ends and those of the windows."""
+    held = row.holders()
+    starts = [w for w in range(len(held)) if w == 0 or held[w] != held[w - 1]]
+    found = [len(starts)]
+    for w, end in zip(starts, [*starts[1:], len(held)], strict=True):
+        found += [w, end, held[w][0] if held[w] else 0, held[w][-1] + 1 if held[w] else 0]
+    return found
 
 
 def _table(problem: Problem) -> tuple[np.ndarray, np.ndarray, int]:
@@ -425,8 +418,6 @@ def _table(problem: Problem) -> tuple[np.ndarray, np.ndarray, int]:
     lanes = max(g.sizes[2], g.counts[2]) + 2 * nv.LANES if columns else CHUNK
     head = (columns, math.prod(units), kind, g.C, *units[1:], *g.sizes, *g.counts, *(a.dilation for a in g.axes))
     slides = (row.stride, row.before, row.window, left, length + lanes, length, width)
-    whole = columns and (g.axes[0], g.axes[1]) == (UNIT, UNIT) and row.count == 1 and row.window == row.size
-    whole = whole and not row.before and x[4] == 1 and (forward or kind == AVERAGE)
     given = (g.strides.get("x", x), g.strides.get("y", y)) if kind != AVERAGE and not forward else (x, y)
     weights = divisors(problem, g.axes)
     first, second, at = [], [], TABLES
@@ -442,9 +433,16 @@ def _table(problem: Problem) -> tuple[np.ndarray, np.ndarray, int]:
             places.append(at)
             tables += numbers
             at += len(numbers)
-    row_ends = [n for q in range(row.count) for n in row.inside(q)] if columns and not forward else []
     starts = np.cumsum([1 + CHUNK, *map(len, weights[:2])]).tolist()
-    numbers = (*head, *slides, *x, *y, *given[0], *given[1], *first, *second, *starts, whole, at, *tables, *row_ends)
+    alike, pieces, row_ends = [], [0], []
+    if columns and not forward:
+        held = g.axes[1].holders()
+        alike = [int(h > 0 and held[h] == held[h - 1]) for h in range(len(held))]
+        pieces = _pieces(row)
+        row_ends = [n for q in range(row.count) for n in row.inside(q)]
+    places = (at, at + len(alike), at + len(alike) + len(pieces))
+    given_strides = (*x, *y, *given[0], *given[1])
+    numbers = (*head, *slides, *given_strides, *first, *second, *starts, *places, *tables, *alike, *pieces, *row_ends)
     floats = [norm or 1.0, *[1.0] * CHUNK, *(w for axis in weights for w in axis)]
     work = problem.items[0][1].numel + problem.flops
     parts = int(max(1, min(math.prod(units), work // 16384, PARTS)))

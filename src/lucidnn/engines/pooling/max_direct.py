@@ -25,8 +25,10 @@ from ...core.problem import Problem
 from ...ops.pooling import PoolGeometry
 from .. import _numba as nb
 from .._numba import vector as nv
+from .._numba.stack import stack
 
 CHUNK = 512  # lanes that one unit of work has at most
+BLOCK = 4 * nv.LANES  # channels whose largest values stay in registers
 PARTS = 64
 TYPES = ("f64", "f32", "f16", "bf16")
 INDEX_KINDS = {"none": 0, "u8": 1, "i32": 2, "i64": 3}
@@ -58,6 +60,37 @@ def _inside(start, dilation, window, size):
     return first, last
 
 
+@register_jitable
+def _largest_of_block(x, at, t, points, y, to, places):
+    """The largest values of whole windows for `BLOCK` neighbouring channels; their places by number."""
+    b0, b1 = nv.read_all(x, at), nv.read_all(x, at + nv.LANES)
+    b2, b3 = nv.read_all(x, at + 2 * nv.LANES), nv.read_all(x, at + 3 * nv.LANES)
+    p0 = nv.fill(np.int32(0))
+    p1, p2, p3 = p0, p0, p0
+    for k in range(1, points):
+        spot, number = at + t[TABLES + k], nv.fill(nb.cast(t[TABLES + points + k], np.int32(0)))
+        v = nv.read_all(x, spot)
+        take = nv.exceeds(v, b0)
+        b0, p0 = nv.select(take, v, b0), nv.select(take, number, p0)
+        v = nv.read_all(x, spot + nv.LANES)
+        take = nv.exceeds(v, b1)
+        b1, p1 = nv.select(take, v, b1), nv.select(take, number, p1)
+        v = nv.read_all(x, spot + 2 * nv.LANES)
+        take = nv.exceeds(v, b2)
+        b2, p2 = nv.select(take, v, b2), nv.select(take, number, p2)
+        v = nv.read_all(x, spot + 3 * nv.LANES)
+        take = nv.exceeds(v, b3)
+        b3, p3 = nv.select(take, v, b3), nv.select(take, number, p3)
+    nv.write(y, to, 1, b0, nv.LANES)
+    nv.write(y, to + nv.LANES, 1, b1, nv.LANES)
+    nv.write(y, to + 2 * nv.LANES, 1, b2, nv.LANES)
+    nv.write(y, to + 3 * nv.LANES, 1, b3, nv.LANES)
+    nv.write(places, 0, 1, p0, nv.LANES)
+    nv.write(places, nv.LANES, 1, p1, nv.LANES)
+    nv.write(places, 2 * nv.LANES, 1, p2, nv.LANES)
+    nv.write(places, 3 * nv.LANES, 1, p3, nv.LANES)
+
+
 @nb.kernel
 def _forward_part(part, parts, x_address, y_address, index_address, table, like):
     t = nb.pointer(table, np.int64(0))
@@ -70,7 +103,7 @@ def _forward_part(part, parts, x_address, y_address, index_address, table, like)
     stride, width, reach, taps = t[STRIDE + 2], t[IN + 2], t[DILATION + 2], t[WINDOW + 2]
     points = t[WINDOW] * t[WINDOW + 1] * taps
     steps, numbers = TABLES, TABLES + points  # how far a window point is in x from the first, and its number
-    ends = np.empty(2 * taps, np.int64)
+    ends, places = np.empty(2 * taps, np.int64), stack(BLOCK, np.int32(0))
     begin, end_unit = t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts
     n, i1, i2, i3, chunk = _coordinates(begin, t)
     for unit in range(begin, end_unit):
@@ -96,7 +129,30 @@ def _forward_part(part, parts, x_address, y_address, index_address, table, like)
         a0, a1 = _inside(z0, t[DILATION], t[WINDOW], t[IN])
         b0, b1 = _inside(y0, t[DILATION + 1], t[WINDOW + 1], t[IN + 1])
         rows = (a1 - a0) * (b1 - b0) == t[WINDOW] * t[WINDOW + 1]
-        for lane in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, end), nv.LANES):
+        first_lane, last_lane = chunk * CHUNK, min(chunk * CHUNK + CHUNK, end)
+        if not columns and step == 1 and y_step == 1 and rows:
+            x0 = i3 * stride - t[PAD + 2]
+            blocks = (last_lane - first_lane) // BLOCK if x0 >= 0 and x0 + (taps - 1) * reach < width else 0
+            at = n * t[X] + first_lane + z0 * t[X + 2] + y0 * t[X + 3] + x0 * t[X + 4]
+            to = n * t[Y] + first_lane + o * t[Y + 2] + p * t[Y + 3] + i3 * t[Y + 4]
+            to_index = n * t[INDEX] + first_lane * index_step + o * t[INDEX + 2] + p * t[INDEX + 3] + i3 * t[INDEX + 4]
+            start = (z0 * t[IN + 1] + y0) * width + x0
+            for _ in range(blocks):
+                _largest_of_block(x, at, t, points, y, to, places)
+                if kind:
+                    for lane in range(0, BLOCK, nv.LANES):
+                        place = nv.read_all(places, lane)
+                        if kind == 1:
+                            nv.write(narrow, to_index + lane * index_step, index_step, place, nv.LANES)
+                            continue
+                        flat = nv.add(nv.widen(place), nv.fill(start))
+                        if kind == 2:
+                            nv.write(middle, to_index + lane * index_step, index_step, flat, nv.LANES)
+                        else:
+                            nv.write(wide, to_index + lane * index_step, index_step, flat, nv.LANES)
+                at, to, to_index = at + BLOCK, to + BLOCK, to_index + BLOCK * index_step
+            first_lane += blocks * BLOCK
+        for lane in range(first_lane, last_lane, nv.LANES):
             c, q = (i1, lane) if columns else (lane, i3)
             many = min(end - lane, nv.LANES)
             x0 = q * stride - t[PAD + 2]
@@ -106,15 +162,17 @@ def _forward_part(part, parts, x_address, y_address, index_address, table, like)
             at = n * t[X] + c * t[X + 1] + z0 * t[X + 2] + y0 * t[X + 3] + x0 * t[X + 4]
             best, place = lowest, nowhere
             if whole and step == 1:
-                for k in range(points):
+                best, place = nv.read_all(x, at), nv.fill(np.int32(0))  # the first point counts whatever it is
+                for k in range(1, points):
                     v = nv.read_all(x, at + t[steps + k])
-                    take = nv.either(nv.negative(place), nv.exceeds(v, best))
+                    take = nv.exceeds(v, best)
                     best = nv.select(take, v, best)
                     place = nv.select(take, nv.fill(nb.cast(t[numbers + k], np.int32(0))), place)
             elif whole and step == 2:
-                for k in range(points):
+                best, place = nv.read_pairs(x, at), nv.fill(np.int32(0))
+                for k in range(1, points):
                     v = nv.read_pairs(x, at + t[steps + k])
-                    take = nv.either(nv.negative(place), nv.exceeds(v, best))
+                    take = nv.exceeds(v, best)
                     best = nv.select(take, v, best)
                     place = nv.select(take, nv.fill(nb.cast(t[numbers + k], np.int32(0))), place)
             else:

@@ -42,7 +42,8 @@ def _place(k, t):
 def _forward_part(part, parts, x_at, index_at, y_at, table, like, index_like):
     t, index = nb.pointer(table, np.int64(0)), nb.pointer(index_at, index_like)
     x, y, zero = nb.pointer(x_at, like), nb.pointer(y_at, like), nb.cast(0, like)  # the same bits in all four types
-    points = t[POINTS]
+    points, small_w, index_w, large_w = t[POINTS], t[SMALL + 4], t[INDEX + 4], t[LARGE + 4]
+    side_by_side = t[FLAT] and t[SMALL + 1] == 1 and t[INDEX + 1] == 1 and t[LARGE + 1] == 1
     for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
         n, first = unit // t[BLOCKS], unit % t[BLOCKS] * t[WIDTH]
         channels = min(t[WIDTH], t[C] - first)
@@ -69,19 +70,32 @@ def _forward_part(part, parts, x_at, index_at, y_at, table, like, index_like):
             for h in range(t[SMALL_SIZE + 1]):
                 at = n * t[SMALL] + first * t[SMALL + 1] + d * t[SMALL + 2] + h * t[SMALL + 3]
                 index_row = n * t[INDEX] + first * t[INDEX + 1] + d * t[INDEX + 2] + h * t[INDEX + 3]
+                if t[FLAT] and channels == 1:
+                    for w in range(t[SMALL_SIZE + 2]):
+                        k = np.int64(index[index_row + w * index_w])
+                        if 0 <= k < points:
+                            y[base + k * large_w] = x[at + w * small_w]
+                    continue
                 for w in range(t[SMALL_SIZE + 2]):
+                    if side_by_side:
+                        for c in range(channels):
+                            k = np.int64(index[index_row + w * index_w + c])
+                            if 0 <= k < points:
+                                y[base + k * large_w + c] = x[at + w * small_w + c]
+                        continue
                     for c in range(channels):
-                        k = np.int64(index[index_row + w * t[INDEX + 4] + c * t[INDEX + 1]])
+                        k = np.int64(index[index_row + w * index_w + c * t[INDEX + 1]])
                         if 0 <= k < points:
                             to = base + _place(k, t) + c * t[LARGE + 1]
-                            y[to] = x[at + w * t[SMALL + 4] + c * t[SMALL + 1]]
+                            y[to] = x[at + w * small_w + c * t[SMALL + 1]]
 
 
 @nb.kernel
 def _backward_part(part, parts, dy_at, index_at, dx_at, table, like, index_like):
     t, index = nb.pointer(table, np.int64(0)), nb.pointer(index_at, index_like)
     dy, dx, zero = nb.pointer(dy_at, like), nb.pointer(dx_at, like), nb.cast(0, like)
-    points = t[POINTS]
+    points, small_w, index_w, large_w = t[POINTS], t[SMALL + 4], t[INDEX + 4], t[LARGE + 4]
+    side_by_side = t[FLAT] and t[SMALL + 1] == 1 and t[INDEX + 1] == 1 and t[LARGE + 1] == 1
     for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
         n, first = unit // t[BLOCKS], unit % t[BLOCKS] * t[WIDTH]
         channels = min(t[WIDTH], t[C] - first)
@@ -90,13 +104,29 @@ def _backward_part(part, parts, dy_at, index_at, dx_at, table, like, index_like)
             for h in range(t[SMALL_SIZE + 1]):
                 to = n * t[SMALL] + first * t[SMALL + 1] + d * t[SMALL + 2] + h * t[SMALL + 3]
                 index_row = n * t[INDEX] + first * t[INDEX + 1] + d * t[INDEX + 2] + h * t[INDEX + 3]
+                if t[FLAT] and channels == 1:
+                    for w in range(t[SMALL_SIZE + 2]):
+                        k = np.int64(index[index_row + w * index_w])
+                        v = zero
+                        if 0 <= k < points:
+                            v = dy[base + k * large_w]
+                        dx[to + w * small_w] = v
+                    continue
                 for w in range(t[SMALL_SIZE + 2]):
+                    if side_by_side:
+                        for c in range(channels):
+                            k = np.int64(index[index_row + w * index_w + c])
+                            v = zero
+                            if 0 <= k < points:
+                                v = dy[base + k * large_w + c]
+                            dx[to + w * small_w + c] = v
+                        continue
                     for c in range(channels):
-                        k = np.int64(index[index_row + w * t[INDEX + 4] + c * t[INDEX + 1]])
+                        k = np.int64(index[index_row + w * index_w + c * t[INDEX + 1]])
                         v = zero
                         if 0 <= k < points:
                             v = dy[base + _place(k, t) + c * t[LARGE + 1]]
-                        dx[to + w * t[SMALL + 4] + c * t[SMALL + 1]] = v
+                        dx[to + w * small_w + c * t[SMALL + 1]] = v
 
 
 @nb.kernel
@@ -107,6 +137,12 @@ def _forward(parts, threads, x, index, y, table, like, index_like):
 @nb.kernel
 def _backward(parts, threads, dy, index, dx, table, like, index_like):
     nb.launch(_backward_part, parts, threads, (dy, index, dx, table, like, index_like))
+
+
+def _is_run(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the points of a plane are evenly apart, in order."""
+    (d, h, w), (d_step, h_step, w_step) = sizes, strides[2:]
+    return (h == 1 or h_step == w_step * w) and (d == 1 or d_step == w_step * w * h)
 
 
 class UnpoolDirect(Engine):
@@ -128,16 +164,18 @@ class UnpoolDirect(Engine):
         forward = problem.op.name == "max_unpool_fwd"
         small, large = (problem[role] for role in (("x", "y") if forward else ("dx", "dy")))
         size, s = three(large.shape[2:], 1), five_strides(large)
-        together = [n == 1 or step == s[4] * rest for n, step, rest in ((size[1], s[3], size[2]),)]
-        together += [size[0] == 1 or s[2] == s[4] * size[1] * size[2]]
+        given = problem["index"]
+        flat = _is_run(size, s)
+        sizes, small_strides, index_strides = three(small.shape[2:], 1), five_strides(small), five_strides(given)
+        if _is_run(sizes, small_strides) and _is_run(sizes, index_strides):  # one long row
+            sizes = (1, 1, math.prod(sizes))
         # Blocks of channels where there are too few images to go round; whole images are cleared in one go.
         most = large.shape[1] if large.shape[0] >= 2 * problem.target.processors else BLOCK
         width = min(most, large.shape[1]) if large.shape[1] > 1 and s[1] < s[4] else 1
         blocks = -(-large.shape[1] // width)
         units = large.shape[0] * blocks
-        head = (units, blocks, width, large.shape[1], all(together), math.prod(size))
-        strides = (*five_strides(small), *five_strides(problem["index"]), *s)
-        table = np.array([*head, *three(small.shape[2:], 1), *size, *strides], dtype=np.int64)
+        head = (units, blocks, width, large.shape[1], flat, math.prod(size))
+        table = np.array([*head, *sizes, *size, *small_strides, *index_strides, *s], dtype=np.int64)
         parts = int(max(1, min(units, (small.numel + large.numel) // 16384, PARTS)))
         address, kernel = table.ctypes.data, _forward if forward else _backward
         types = nb.token(small.dtype), nb.token(problem["index"].dtype)
