@@ -19,7 +19,7 @@ from lucidnn.testing import read_problems, verify
 PROBLEMS = Path(__file__).resolve().parents[2] / "problems"
 TARGET = Target.parse("cuda:sm_90")
 ENGINES = (
-    "pool.average_tiled", "pool.average_gathered", "pool.average_global", "pool.max_global",
+    "pool.average_tiled", "pool.average_gathered", "pool.average_global", "pool.max_global", "pool.wide_windows",
     "pool.adaptive_max_tiled", "pool.adaptive_max_scatter", "pool.unpool_tiled",
 )  # fmt: skip
 

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+NOWHERE = tl.constexpr(2**31 - 1)  # the place of a value that there is not
+
 
 @triton.jit
 def visit(v, inside, best, place, number):
@@ -11,6 +13,20 @@ def visit(v, inside, best, place, number):
     # NaN counts as the largest, the first of equals stays, and the first point inside is always taken.
     take = inside & ((place < 0) | ((best == best) & ~(v <= best)))
     return tl.where(take, v, best), tl.where(take, number, place)
+
+
+@triton.jit
+def first_largest(best, place, axis: tl.constexpr):
+    """Along an axis the largest value, or NaN where there is one, and the first place that has it."""
+    strange = best != best
+    any_strange = tl.max(strange.to(tl.int32), axis) > 0
+    value = tl.max(tl.where(strange, float("-inf"), best), axis)
+    if axis == 1:
+        wanted = tl.where(any_strange[:, None], strange, best == value[:, None])
+    else:
+        wanted = tl.where(any_strange[None, :], strange, best == value[None, :])
+    found = tl.min(tl.where(wanted, place, NOWHERE), axis)
+    return tl.where(any_strange, float("nan"), value), found
 
 
 @triton.jit

@@ -189,14 +189,16 @@ class AdaptiveMaxTiled(TritonEngine):
         return found
 
     def cost(self, problem: Problem, config: Config) -> float:
-        rows, lanes, _ = self._shape(problem)
+        rows, lanes, columns = self._shape(problem)
         row_blocks, lane_blocks = self._grid(problem, config)
         waste = row_blocks * lane_blocks * config["BLOCK_R"] * config["BLOCK_L"] / (rows * lanes)
         busy = min(1.0, row_blocks * lane_blocks / problem.target.processors)
         axes = Windows.of(problem).axes
         forward = problem.op.name == "adaptive_max_pool_fwd"
         turns = math.prod(a.longest if forward else max(map(len, a.holders())) for a in axes)
-        moved = problem.bytes + 0.1 * waste * turns * problem.items[0][1].itemsize * rows * lanes
+        # Columns' threads read places far apart; forward, or the windows that hold an element for each of them.
+        each = 1.0 if columns else 0.1
+        moved = problem.bytes + each * waste * turns * problem.items[0][1].itemsize * rows * lanes
         return roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.6 * busy)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:

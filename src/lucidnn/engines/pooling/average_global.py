@@ -1,7 +1,8 @@
 """``pool.average_global``: averages over whole planes and their gradient on a GPU, at the memory's speed, in Triton.
 
 Method: planes are rows of points, and a program adds up a tile of rows in steps along them, each thread in sums of its
-own that are added across threads at the end. Whichever lies closest together in memory, points (nchw) or channels
+own that are added across threads at the end. A small plane is one step; of a larger one the steps to come are fetched
+ahead into shared memory. Whichever lies closest together in memory, points (nchw) or channels
 (nhwc), becomes what neighbouring threads read. Where there are too few planes to keep the GPU busy, the points are
 cut into pieces whose sums go to the workspace, and a second kernel adds these up in order: the result is always the
 same. Backward writes each plane's share everywhere.
@@ -31,6 +32,7 @@ TILE = 4096  # elements of a tile
 def plane_sums(
     x, y, N, C, POINTS, PIECE, x_n_stride, x_c_stride, x_w_stride, y_n_stride, y_c_stride, y_piece_stride,
     DIVISOR: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)
@@ -47,7 +49,7 @@ def plane_sums(
     rows = x + n * x_n_stride + (channel * x_c_stride)[:, None]
     end = tl.minimum(first + PIECE, POINTS)
     total = tl.zeros((BLOCK_C, BLOCK_T), SUMS)
-    for start in range(first, end, BLOCK_T):
+    for start in tl.range(first, end, BLOCK_T, num_stages=STAGES):
         point = start + tl.arange(0, BLOCK_T)
         mask = (channel < C)[:, None] & (point < end)[None, :]
         total += tl.load(rows + (point * x_w_stride)[None, :], mask=mask, other=0.0).to(SUMS)
@@ -131,13 +133,13 @@ class AverageGlobal(TritonEngine):
         role = problem.op.x_role  # type: ignore[attr-defined]
         _, c_step, w_step = strides[role]
         found: list[Config] = []
-        for tile, warps in ((TILE, 4), (2 * TILE, 8), (TILE // 2, 4)):
+        for tile, warps, stages in ((TILE, 8, 4), (TILE, 4, 4), (2 * TILE, 8, 3), (TILE, 4, 1)):
             if points > 1 and (w_step < c_step or c == 1):  # points are neighbours: long rows, few at once
                 most = 1024 if points % 1024 == 0 or points > 8192 else 512
                 along = min(1 << (points - 1).bit_length(), most)
                 height = min(max(tile // along, 1), 1 << (c - 1).bit_length())
             else:
-                height = min(1 << (c - 1).bit_length(), 64 if c <= 64 or points > 64 else 128)
+                height = min(1 << (c - 1).bit_length(), 64)
                 along = min(max(tile // height, 1), 1 << (points - 1).bit_length())
             pieces = 1
             if problem.op.name.endswith("_fwd"):
@@ -145,7 +147,9 @@ class AverageGlobal(TritonEngine):
                 steps = -(-points // along)
                 if programs < 2 * problem.target.processors:
                     pieces = max(1, min(-(-8 * problem.target.processors // programs), steps // 2, 1024))
-            config = {"BLOCK_C": height, "BLOCK_T": along, "PIECES": pieces, "num_warps": warps, "num_stages": 1}
+            if -(-points // (along * pieces)) <= 2 or problem.op.name.endswith("_bwd"):
+                stages, warps = 1, min(warps, max(1, height * along // 1024))
+            config = {"BLOCK_C": height, "BLOCK_T": along, "PIECES": pieces, "num_warps": warps, "num_stages": stages}
             if config not in found:
                 found.append(config)
         return found
@@ -166,7 +170,9 @@ class AverageGlobal(TritonEngine):
         programs = math.prod(self._tiles(problem, config))
         busy = min(1.0, programs / problem.target.processors)
         launches = 2 if config["PIECES"] > 1 else 1
-        return roofline(problem, flops=0.0, memory_efficiency=0.9 * busy, launches=launches)
+        long = config["num_stages"] == 1 and self._rows(problem)[2] > 2 * config["BLOCK_T"] * config["PIECES"]
+        efficiency = 0.7 if long and problem.op.name.endswith("_fwd") else 0.9
+        return roofline(problem, flops=0.0, memory_efficiency=efficiency * busy, launches=launches)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         n, c, points, strides = self._rows(problem)
@@ -177,13 +183,13 @@ class AverageGlobal(TritonEngine):
         common = {"SUMS": sums, "WIDE": span >= 2**31}
         block = {"BLOCK_C": config["BLOCK_C"], "BLOCK_T": config["BLOCK_T"]}
         sizes: dict[str, Argument] = {"N": n, "C": c}
-        warps, stages = config["num_warps"], config["num_stages"]
+        warps, ahead = config["num_warps"], {"STAGES": config["num_stages"]}
         if problem.op.name.endswith("_bwd"):
             args = sizes | {"dy": "dy", "dx": "dx", "POINTS": points}
             for role, axes in (("dy", "nc"), ("dx", "ncw")):
                 args |= {f"{role}_{a}_stride": strides[role]["ncw".index(a)] for a in axes}
             constexprs = common | block | {"DIVISOR": divisor}
-            return [Launch(plane_shares, (blocks,), args, constexprs, warps, stages)]
+            return [Launch(plane_shares, (blocks,), args, constexprs, warps, 1)]
         piece = -(-points // pieces)
         piece = -(-piece // config["BLOCK_T"]) * config["BLOCK_T"]
         pieces = -(-points // piece)
@@ -192,10 +198,10 @@ class AverageGlobal(TritonEngine):
         y_n, y_c, _ = strides["y"]
         if pieces == 1:
             args |= {"y": "y", "y_n_stride": y_n, "y_c_stride": y_c, "y_piece_stride": 0}
-            return [Launch(plane_sums, (blocks,), args, common | block | {"DIVISOR": divisor}, warps, stages)]
+            return [Launch(plane_sums, (blocks,), args, common | block | ahead | {"DIVISOR": divisor}, warps, 1)]
         partial = Slice(0, float_type(problem))
         args |= {"y": partial, "y_n_stride": c, "y_c_stride": 1, "y_piece_stride": n * c}
-        first = Launch(plane_sums, (blocks, pieces), args, common | block | {"DIVISOR": 0.0}, warps, stages)
+        first = Launch(plane_sums, (blocks, pieces), args, common | block | ahead | {"DIVISOR": 0.0}, warps, 1)
         args = sizes | {"partial": partial, "y": "y", "PIECES": pieces, "y_n_stride": y_n, "y_c_stride": y_c}
         several = min(1 << (pieces - 1).bit_length(), 256)
         block = {"BLOCK_P": several, "BLOCK": TILE // 2 // several if several > 16 else 128, "DIVISOR": divisor}

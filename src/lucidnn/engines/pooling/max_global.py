@@ -20,25 +20,11 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
+from .._triton.windows import NOWHERE, first_largest
 from ._axes import UNIT, Windows, float_type
 
 TYPES = ("f64", "f32", "f16", "bf16")
 TILE = 2048  # elements of a tile
-NOWHERE = tl.constexpr(2**31 - 1)
-
-
-@triton.jit
-def _first_largest(best, place, axis: tl.constexpr):
-    """Along an axis the largest value, or NaN where there is one, and the first place that has it."""
-    strange = best != best
-    any_strange = tl.max(strange.to(tl.int32), axis) > 0
-    value = tl.max(tl.where(strange, float("-inf"), best), axis)
-    if axis == 1:
-        wanted = tl.where(any_strange[:, None], strange, best == value[:, None])
-    else:
-        wanted = tl.where(any_strange[None, :], strange, best == value[None, :])
-    found = tl.min(tl.where(wanted, place, NOWHERE), axis)
-    return tl.where(any_strange, float("nan"), value), found
 
 
 @triton.jit
@@ -73,7 +59,7 @@ def plane_maxima(
         take = mask & ((place == NOWHERE) | ((best == best) & ~(v <= best)))
         best = tl.where(take, v, best)
         place = tl.where(take, point[None, :], place)
-    value, found = _first_largest(best, place, 1)
+    value, found = first_largest(best, place, 1)
     at = piece * y_piece_stride
     tl.store(y + (at + n * y_n_stride + channel * y_c_stride), value.to(y.dtype.element_ty), mask=channel < C)
     if INDEXED:
@@ -94,7 +80,7 @@ def pieces_maximum(
     mask = (plane < N * C)[None, :] & (piece < PIECES)[:, None]
     best = tl.load(values + at, mask=mask, other=float("-inf"))
     place = tl.load(places + at, mask=mask, other=NOWHERE)
-    value, found = _first_largest(best, place, 0)
+    value, found = first_largest(best, place, 0)
     n, c = plane // C, plane % C
     tl.store(y + (n * y_n_stride + c * y_c_stride), value.to(y.dtype.element_ty), mask=plane < N * C)
     if INDEXED:
