@@ -150,7 +150,7 @@ def test_gradients_twice(name):
 
 def test_the_operator_passes_the_frameworks_checks_and_compiles():
     x, b = values(3, 4, dtype=torch.float64).requires_grad_(), values(4, seed=1, dtype=torch.float64)
-    attributes = ("mul", 2.0, 1.0, 0.0, 0, 0.0, 0.0, None)
+    attributes = ("mul", 2.0, 1.0, 0.0, 0, 0.0, 0.0, 0.0, None)
     torch.library.opcheck(torch.ops.lucidnn.elementwise_fwd.default, (x, b, None, None, *attributes))
 
     @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)

@@ -39,6 +39,7 @@ from .dropout import DropoutGenerator, alpha_dropout, dropout, dropout1d, dropou
 from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, set_tensor
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .grid_sample import affine_grid, grid_sample
+from .modes import POINTWISE_MODES, activation_backward, clipped_relu, clipped_relu_backward, pointwise_mode, swish
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
 from .pooling import max_pool1d, max_pool2d, max_pool3d
@@ -50,6 +51,8 @@ from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
 __all__ = [
     "DropoutGenerator",
+    "POINTWISE_MODES",
+    "activation_backward",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
@@ -66,6 +69,8 @@ __all__ = [
     "avg_pool3d",
     "batch_norm",
     "channel_shuffle",
+    "clipped_relu",
+    "clipped_relu_backward",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -110,6 +115,7 @@ __all__ = [
     "op_tensor",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "pointwise_mode",
     "pointwise_tensor",
     "prod",
     "reduce_tensor",
@@ -124,6 +130,7 @@ __all__ = [
     "softmin",
     "softplus",
     "sum",
+    "swish",
     "tanh",
     "transform_tensor",
     "unfold",

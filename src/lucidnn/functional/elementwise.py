@@ -23,8 +23,8 @@ _TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def _describe(tensors: Any, attributes: Any) -> Described:
-    mode, alpha1, alpha2, beta, axis, lower, upper, dtype = attributes
-    named = {"alpha1": alpha1, "alpha2": alpha2, "axis": axis, "lower": lower, "upper": upper}
+    mode, alpha1, alpha2, beta, axis, lower, upper, slope, dtype = attributes
+    named = {"alpha1": alpha1, "alpha2": alpha2, "axis": axis, "lower": lower, "upper": upper, "slope": slope}
     op = ElementwiseFwd(mode=mode, **named)
     given: dict[str, Any] = dict(zip(("x", "b", "t", "z"), tensors, strict=True))
     if dtype is not None:
@@ -35,7 +35,7 @@ def _describe(tensors: Any, attributes: Any) -> Described:
     return op, {"tensors": given, "epilogue": Epilogue(beta=beta)}
 
 
-def _fake(x, b, t, z, mode, alpha1, alpha2, beta, axis, lower, upper, dtype):
+def _fake(x, b, t, z, mode, alpha1, alpha2, beta, axis, lower, upper, slope, dtype):
     shape = torch.broadcast_shapes(*(v.shape for v in (x, b, t, z) if v is not None))
     if dtype is None:
         kinds = promoted([short_dtype(v.dtype) for v in (x, b) if v is not None])
@@ -100,17 +100,27 @@ def _summed(grad: torch.Tensor, t: Any) -> torch.Tensor:
 
 
 def _backward(needs, args, outputs, grads):
-    x, b, t, z, mode, alpha1, alpha2, beta, _, lower, upper, _ = args
+    x, b, t, z, mode, alpha1, alpha2, beta, _, lower, upper, slope, _ = args
     (dy,) = grads
     dz = _summed(beta * dy, z) if needs[3] else None
     if not (needs[0] or needs[1]):
         return None, None, None, dz
+    if mode == "relu":  # one pass; it can be differentiated again
+        limits = (lower, upper, slope)
+        dx = elementwise_fwd(dy, x, None, None, "relu_bwd", alpha1, alpha1, 0.0, 0, *limits, None)
+        return _summed(dx, x), None, None, dz
     wide = torch.float64 if torch.float64 in [v.dtype for v in (x, b) if v is not None] else torch.float32
     v = x.to(wide) * alpha1
     given = (v,) if b is None else (v, b.to(wide) * alpha2)
     slopes: Any
     if mode == "clip":
         slopes = (((v > lower) & (v < upper)).to(wide),)
+    elif mode == "relu_bwd":
+        edge = given[1]
+        slopes = (
+            torch.where(edge >= upper, 0.0, torch.where(edge <= lower, slope, 1.0).to(wide)),
+            torch.zeros_like(edge),
+        )
     elif mode == "binary_select":
         first = (t != 0).to(wide)
         slopes = (first, 1.0 - first)
@@ -123,7 +133,7 @@ def _backward(needs, args, outputs, grads):
 
 elementwise_fwd = Op(
     "elementwise_fwd(Tensor x, Tensor? b, Tensor? t, Tensor? z, str mode, float alpha1, float alpha2, float beta, "
-    "int axis, float lower, float upper, ScalarType? dtype) -> Tensor",
+    "int axis, float lower, float upper, float slope, ScalarType? dtype) -> Tensor",
     4,
     lambda x, b, t, z, *attributes: run(_describe, (x, b, t, z), attributes),
     _fake,
@@ -139,8 +149,9 @@ def _same_kind(x: torch.Tensor, other: Any) -> torch.Tensor | None:
 
 
 def pointwise_tensor(
-    mode, x, b=None, t=None, *, alpha1=1.0, alpha2=1.0, beta=0.0, z=None, axis=0, lower=0.0, upper=0.0, dtype=None
-):
+    mode, x, b=None, t=None, *, alpha1=1.0, alpha2=1.0, beta=0.0, z=None, axis=0, lower=0.0, upper=0.0, slope=0.0,
+    dtype=None,
+):  # fmt: skip
     """One of cuDNN's pointwise modes: ``f(alpha1 * x, alpha2 * b, t) + beta * z``, broadcasting.
 
     Parameters
@@ -159,7 +170,9 @@ def pointwise_tensor(
     axis : int
         For gen_index.
     lower, upper : float
-        For clip.
+        For clip, relu and relu_bwd.
+    slope : float
+        For relu and relu_bwd.
     dtype : torch.dtype, optional
         Of the result; what the inputs promote to, or bool, if left out.
 
@@ -186,7 +199,7 @@ def pointwise_tensor(
     if mode in TRUTHS or mode == "gen_index" or (dtype is not None and not dtype.is_floating_point):
         x, b, z = (None if v is None else v.detach() for v in (x, b, z))  # such a result has no gradient
     return elementwise_fwd(
-        x, b, t, z, mode, float(alpha1), float(alpha2), float(beta), axis, float(lower), float(upper),
+        x, b, t, z, mode, float(alpha1), float(alpha2), float(beta), axis, float(lower), float(upper), float(slope),
         dtype,
     )  # fmt: skip
 
@@ -246,26 +259,3 @@ def set_tensor(y, value):
         raise InvalidArgument("y", type(y).__name__, "a torch tensor")
     source = torch.full((), value, dtype=y.dtype, device=y.device)
     return pointwise_tensor("identity", source.expand(y.shape)).contiguous()
-
-
-def transform_tensor(x, *, alpha=1.0, dtype=None, memory_format=None, beta=0.0, y=None):
-    """``alpha * x + beta * y`` in another type or layout: cuDNN's transform-tensor without folding and padding.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-    alpha, beta : float
-    dtype : torch.dtype, optional
-        Floating-point values become the nearest whole number, cut off at the type's limits.
-    memory_format : {None, torch.contiguous_format, torch.channels_last, torch.channels_last_3d}
-        Of the result; as x if left out.
-    y : torch.Tensor, optional
-        Where `beta` is not 0.
-
-    Examples
-    --------
-    >>> transform_tensor(torch.tensor([1.5, -300.0]), dtype=torch.int8)
-    tensor([   2, -128], dtype=torch.int8)
-    """
-    found = pointwise_tensor("identity", x, alpha1=alpha, beta=beta, z=y, dtype=dtype)
-    return found if memory_format is None else found.contiguous(memory_format=memory_format)

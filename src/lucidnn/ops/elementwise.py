@@ -2,12 +2,13 @@ r"""Arithmetic, comparisons and logic on one to three tensors, point by point: c
 
 .. math::  y = f(\alpha_1 x, \alpha_2 b, t) + \beta z
 
-The tensors broadcast by numpy's rules. The modes and their formulas are in `MODES`; activations and their gradients
-are the operations of `lucidnn.ops.pointwise`. What is computed in: float64 where a tensor has that type, else float32;
-whole numbers (bool counts as 0 and 1) are computed exactly, in 64 bits. Results are cut off at the limits of a narrower
-type of whole numbers; a floating-point value becomes the nearest whole number, a NaN 0. What is compared gives bool.
+The tensors broadcast by numpy's rules. The modes and their formulas are in `MODES`; activations and their gradients,
+but for a relu with limits, are the operations of `lucidnn.ops.pointwise`. What is computed in: float64 where a tensor
+has that type, else float32; whole numbers (bool counts as 0 and 1) are computed exactly, in 64 bits. Results are cut
+off at the limits of a narrower type of whole numbers; a floating-point value becomes the nearest whole number, a NaN 0.
+What is compared gives bool.
 
-NaN: min, max and clip let it through, comparisons with it are false but for neq, logic takes it for true.
+NaN: min, max, clip and relu let it through, comparisons with it are false but for neq, logic takes it for true.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ _ROWS: tuple[tuple[str, str, bool, str], ...] = (
     ("cmp_le", "x b", True, "x <= b"),
     ("binary_select", "x b t", True, "x where t is not 0, else b"),
     ("gen_index", "x", True, "the index along `axis`; of x only the shape counts"),
+    ("relu", "x", False, "upper where x >= upper, x where x > lower, else lower + slope * (x - lower)"),
+    ("relu_bwd", "x b", False, "0 where b >= upper, x where b > lower, else slope * x: x is the gradient"),
 )
 MODES = {name: Mode(code, tuple(reads.split()), whole, text) for code, (name, reads, whole, text) in enumerate(_ROWS)}
 TRUTHS = tuple(name for name in MODES if name.startswith(("cmp_", "logical_")))
@@ -131,7 +134,9 @@ class ElementwiseFwd(Operation):
     axis : int
         For gen_index.
     lower, upper : float
-        For clip.
+        For clip, relu and relu_bwd.
+    slope : float
+        For relu and relu_bwd; where it is 0, an infinity below `lower` is no NaN.
     """
 
     mode: str = attribute(NAME, "identity")
@@ -140,6 +145,7 @@ class ElementwiseFwd(Operation):
     axis: int = attribute(INT, 0)
     lower: float = attribute(FLOAT, 0.0)
     upper: float = attribute(FLOAT, 0.0)
+    slope: float = attribute(FLOAT, 0.0)
 
     name = "elementwise_fwd"
     inputs, optional, outputs = ("x",), ("b", "t", "z"), ("y",)
@@ -156,7 +162,9 @@ class ElementwiseFwd(Operation):
         for name, used in (("alpha1", self.mode not in ("gen_index", *TRUTHS)), ("alpha2", "b" in reads)):
             if getattr(self, name) != 1.0 and not used:
                 raise InvalidArgument(name, getattr(self, name), f"1.0 for {self.mode}")
-        if self.mode == "clip" and not self.lower <= self.upper:
+        if self.slope != 0.0 and self.mode not in ("relu", "relu_bwd"):
+            raise InvalidArgument("slope", self.slope, f"0.0 for {self.mode}")
+        if self.mode in ("clip", "relu", "relu_bwd") and not self.lower <= self.upper:
             raise InvalidArgument("lower", self.lower, f"a number that is at most upper, {self.upper}")
         if self.mode != "gen_index":
             return self

@@ -65,7 +65,7 @@ def _exponentials_impl(count, v):
 
 
 @nb.exact_kernel
-def _binary(code, count, v, w, t):
+def _binary(code, count, v, w, t, lower, upper, slope):
     """Modes that read two tensors or three."""
     one, zero = nb.cast(1, v[0]), nb.cast(0, v[0])
     if code == ADD:
@@ -119,13 +119,18 @@ def _binary(code, count, v, w, t):
     elif code == LE:
         for i in range(count):
             v[i] = one if v[i] <= w[i] else zero
+    elif code == RELU_BWD:
+        for i in range(count):
+            below = zero if slope == 0 else slope * v[i]
+            u = below if w[i] <= lower else v[i]
+            v[i] = zero if w[i] >= upper else u
     else:
         for i in range(count):
             v[i] = v[i] if t[i] != 0 else w[i]
 
 
 @nb.exact_kernel
-def _unary(code, count, v, lower, upper):
+def _unary(code, count, v, lower, upper, slope):
     one, zero = nb.cast(1, v[0]), nb.cast(0, v[0])
     if code == ABS:
         for i in range(count):
@@ -172,6 +177,11 @@ def _unary(code, count, v, lower, upper):
         for i in range(count):
             u = upper if v[i] > upper else v[i]
             v[i] = lower if u < lower else u
+    elif code == RELU:
+        for i in range(count):
+            below = lower if slope == 0 else lower + slope * (v[i] - lower)
+            u = below if v[i] <= lower else v[i]
+            v[i] = upper if v[i] >= upper else u
     elif code == LOGICAL_NOT:
         for i in range(count):
             v[i] = one if v[i] == 0 else zero
@@ -180,7 +190,7 @@ def _unary(code, count, v, lower, upper):
 # The codes, as constants that the kernels above are compiled with.
 (
     _, ADD, ADD_SQUARE, SUB, MUL, DIV, MIN, MAX, MOD, POW, ABS, CEIL, FLOOR, RSQRT, SQRT, EXP, LOG, NEG, SIN, COS, TAN,
-    ERF, RECIPROCAL, NOT, CLIP, LOGICAL_NOT, AND, OR, EQ, NEQ, GT, GE, LT, LE, SELECT, GEN_INDEX,
+    ERF, RECIPROCAL, NOT, CLIP, LOGICAL_NOT, AND, OR, EQ, NEQ, GT, GE, LT, LE, SELECT, GEN_INDEX, RELU, RELU_BWD,
 ) = range(len(MODES))  # fmt: skip
 
 
@@ -213,9 +223,9 @@ def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
                     w[i] *= numbers[1]
             if t_address != 0:
                 read(t[TYPE + 2], t_address, at[2], t[STEP + 2], count, c, 0)
-            _binary(t[CODE], count, v, w, c)
+            _binary(t[CODE], count, v, w, c, numbers[3], numbers[4], numbers[5])
         elif t[CODE] > 0:
-            _unary(t[CODE], count, v, numbers[3], numbers[4])
+            _unary(t[CODE], count, v, numbers[3], numbers[4], numbers[5])
         if z != 0:
             read(t[TYPE + 3], z, at[3], t[STEP + 3], count, w, 0)
             for i in range(count):
@@ -260,8 +270,9 @@ class Blocked(Engine):
         outer = [n for i, size in enumerate(loops.sizes[:-1]) for n in (size, *(s[i] for s in strides))]
         head = [len(loops.sizes) - 1, units, chunks, lanes, CODES[op.mode], *kinds, 0, *(s[-1] for s in strides)]
         table = np.array([*head, *outer], dtype=np.int64)
-        factors = [op.alpha1, op.alpha2, problem.epilogue.beta, op.lower, op.upper]
-        numbers = np.array(factors, dtype=like.dtype)
+        # Whole numbers have no limits: infinite ones could not be written down.
+        limits = [op.lower, op.upper, op.slope] if not whole else [0, 0, 0]
+        numbers = np.array([op.alpha1, op.alpha2, problem.epilogue.beta, *limits], dtype=like.dtype)
         address, numbers_address = table.ctypes.data, numbers.ctypes.data
         parts = max(1, min(units, problem["y"].numel // GRAIN, PARTS)) if units else 0
         threads = nb.threads if parts > 1 else lambda: 1

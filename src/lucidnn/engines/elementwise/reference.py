@@ -25,6 +25,16 @@ def _larger(x: Any, b: Any) -> Any:
     return torch.where((x > b) | (x != x), x, b)
 
 
+def _relu(v: Any, lower: float, upper: float, slope: float) -> Any:
+    below = torch.full_like(v, lower) if slope == 0.0 else lower + slope * (v - lower)
+    return torch.where(v >= upper, torch.full_like(v, upper), torch.where(v <= lower, below, v))
+
+
+def _relu_bwd(dy: Any, v: Any, lower: float, upper: float, slope: float) -> Any:
+    below = torch.zeros_like(dy) if slope == 0.0 else slope * dy
+    return torch.where(v >= upper, torch.zeros_like(dy), torch.where(v <= lower, below, dy))
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "identity": lambda x: x,
     "add": lambda x, b: x + b,
@@ -95,6 +105,10 @@ class ElementwiseReference(Engine):
                 value = line.reshape(-1, *[1] * (len(shape) - 1 - op.axis)).expand(shape)
             elif op.mode == "clip":
                 value = _larger(_smaller(factors[0] * x, torch.full_like(x, op.upper)), torch.full_like(x, op.lower))
+            elif op.mode == "relu":
+                value = _relu(factors[0] * x, op.lower, op.upper, op.slope)
+            elif op.mode == "relu_bwd":
+                value = _relu_bwd(factors[0] * x, factors[1] * b, op.lower, op.upper, op.slope)
             else:
                 scaled = [v if a == 1 else a * v for v, a in ((x, factors[0]), (b, factors[1])) if v is not None]
                 value = FORMULAS[op.mode](*scaled, *([] if t is None else [t]))

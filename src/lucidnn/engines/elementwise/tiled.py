@@ -42,7 +42,7 @@ def _truth(v):
 
 
 @triton.jit
-def _two(x, b, t, MODE: tl.constexpr):
+def _two(x, b, t, lower, upper, slope, MODE: tl.constexpr):
     """Modes that read two tensors or three, by the codes of `lucidnn.ops.elementwise`."""
     if MODE == 1:
         r = x + b
@@ -91,6 +91,12 @@ def _two(x, b, t, MODE: tl.constexpr):
         r = _truth(x < b)
     elif MODE == 33:
         r = _truth(x <= b)
+    elif MODE == 37:
+        below = tl.zeros_like(x)
+        if slope is not None:
+            below = x * slope
+        r = tl.where(b <= lower, below, x)
+        r = tl.where(b >= upper, 0.0, r)
     else:
         tl.static_assert(MODE == 34, "unknown mode of two tensors")
         r = tl.where(t != 0, x, b)
@@ -98,7 +104,7 @@ def _two(x, b, t, MODE: tl.constexpr):
 
 
 @triton.jit
-def _one(x, lower, upper, MODE: tl.constexpr):
+def _one(x, lower, upper, slope, MODE: tl.constexpr):
     if MODE == 0:
         r = x
     elif MODE == 10:
@@ -132,6 +138,12 @@ def _one(x, lower, upper, MODE: tl.constexpr):
     elif MODE == 24:
         r = tl.where(x > upper, upper, x)
         r = tl.where(r < lower, lower, r)
+    elif MODE == 36:
+        below = tl.zeros_like(x) + lower
+        if slope is not None:
+            below = lower + (x - lower) * slope
+        r = tl.where(x <= lower, below, x)
+        r = tl.where(x >= upper, upper, r)
     else:
         tl.static_assert(MODE == 25, "unknown mode of one tensor")
         r = _truth(x == 0)
@@ -140,7 +152,7 @@ def _one(x, lower, upper, MODE: tl.constexpr):
 
 @triton.jit
 def elementwise(
-    x, b, t, z, y, alpha1, alpha2, beta, lower, upper, low, high, ROWS, LANES,
+    x, b, t, z, y, alpha1, alpha2, beta, lower, upper, slope, low, high, ROWS, LANES,
     S0, S1, S2, s0_mul, s0_shift, s1_mul, s1_shift, s2_mul, s2_shift,
     x_lane_stride, x0_stride, x1_stride, x2_stride, x3_stride,
     b_lane_stride, b0_stride, b1_stride, b2_stride, b3_stride,
@@ -179,9 +191,9 @@ def elementwise(
                     u = convert(u, tl.float32 if u.dtype != tl.float64 else tl.float64)
                 else:
                     u = u.to(tl.int64)
-            r = _two(v, w, u, MODE)
+            r = _two(v, w, u, lower, upper, slope, MODE)
         else:
-            r = _one(v, lower, upper, MODE)
+            r = _one(v, lower, upper, slope, MODE)
     if z is not None:
         at = offset(i0, i1, i2, i3, z0_stride, z1_stride, z2_stride, z3_stride, LOOPS)[:, None] + lane * z_lane_stride
         r = r + _scaled(exact(tl.load(z + at, mask=ok), FORM), beta)
@@ -257,13 +269,14 @@ class ElementwiseTiled(TritonEngine):
             # An integer 1 would be a constant of another kind, and 1 is left out.
             return int(value) if form == "i64" else Real(value, real)
 
-        clip = op.mode == "clip"
+        clip, slope = op.mode in ("clip", "relu", "relu_bwd"), op.slope
         outer = loops.sizes[-2::-1]
         args: dict[str, Argument] = {
             **{role: role if role in loops.strides else None for role in LOADED}, "y": "y",
             "alpha1": factor(op.alpha1), "alpha2": factor(op.alpha2),
             "beta": factor(problem.epilogue.beta) if "z" in tensors else None,
             "lower": Real(op.lower, real) if clip else None, "upper": Real(op.upper, real) if clip else None,
+            "slope": Real(slope, real) if slope else None,
             "low": Real(low, "f64") if cut == 1 else None, "high": Real(high, "f64") if cut == 1 else None,
             "ROWS": loops.rows, "LANES": loops.sizes[-1], **nest_arguments("s", outer),
         }  # fmt: skip
