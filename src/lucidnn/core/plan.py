@@ -66,18 +66,15 @@ class Plan:
     def __init__(self, problem: Problem, choice: Choice):
         import torch
 
+        from .. import memory
+
         c = choice.candidate
         self.problem, self.engine, self.config, self.reason = problem, c.engine, c.config, choice.reason
         self.workspace_size, self.cost = c.workspace_size, c.cost
         outputs = [problem[role] for role in problem.outputs]
         self._outputs = [(t.shape, t.strides, getattr(torch, DTYPES[t.dtype][0])) for t in outputs]
-        self._idle = all(t.numel == 0 for t in outputs)
-        self._uint8, self._allocate = torch.uint8, torch.empty_strided
-        # The framework's compiled graphs allocate through this: half the time of `empty_strided`.
-        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-        quick = getattr(guards, "_empty_strided_cpu", None)
-        if quick and not problem.target.is_gpu:
-            self._allocate = lambda size, stride, *, dtype, device: quick(size, stride, dtype)
+        self._single, self._idle = len(outputs) == 1, all(t.numel == 0 for t in outputs)
+        self._memory, self._quick = memory, None if problem.target.is_gpu else memory.quick_cpu
         try:
             self._run = self.engine.build(problem, self.config)
         except (NotSupported, InvalidArgument):
@@ -91,21 +88,26 @@ class Plan:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run on inputs that look as the problem says (not checked): gives the output, or a tuple of several."""
-        device = inputs[0].device
-        outputs = [self._allocate(shape, strides, dtype=d, device=device) for shape, strides, d in self._outputs]
-        self.launch((*inputs, *outputs), device)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        if self._quick and self._single:
+            outputs = [self._quick(*self._outputs[0])]
+        else:
+            outputs = self._memory.empties(self._outputs, inputs[0].device)
+        if _observers or self._idle or self.workspace_size:
+            self.launch((*inputs, *outputs))
+        else:
+            self._run((*inputs, *outputs), None)
+        return outputs[0] if self._single else tuple(outputs)
 
-    def launch(self, tensors: tuple[Any, ...], device: Any, workspace: Any = None) -> None:
+    def launch(self, tensors: tuple[Any, ...], device: Any = None, workspace: Any = None) -> None:
         """Run on inputs and outputs in the order of ``problem.inputs + problem.outputs`` (not checked)."""
         for seen in _observers:
             seen.append(self)
         if self._idle:
             return
         if workspace is None and self.workspace_size:
-            # From the framework's caching allocator: ordered by stream, and safe under graph capture.
-            workspace = self._allocate((self.workspace_size,), (1,), dtype=self._uint8, device=device)
-        self._run(tensors, workspace)
+            self._memory.lend(self.workspace_size, device or tensors[0].device, self._run, tensors)
+        else:
+            self._run(tensors, workspace)
 
     def execute(self, pack: Mapping[str, Any], workspace: Any = None) -> None:
         """Run on a tensor for every role, outputs included; `InvalidArgument` names what does not fit the problem."""
@@ -122,7 +124,7 @@ class Plan:
                 raise InvalidArgument(role, f"a tensor on {tensor.device}", f"{device}, as the others")
         if workspace is not None and workspace.nbytes < self.workspace_size:
             raise InvalidArgument("workspace", f"{workspace.nbytes} bytes", f"{self.workspace_size} bytes")
-        self.launch(tensors, device, workspace if workspace is None else workspace.view(self._uint8))
+        self.launch(tensors, device, workspace if workspace is None else workspace.view(self._memory.BYTES))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from ..core.errors import InvalidArgument
 from ..core.operation import Epilogue
 from ..core.settings import current
 from ..ops.convolution import ConvBgrad, ConvDgrad, ConvFprop, ConvWgrad, output_layout, output_size
-from ._library import Described, Op, dense, last, new_empty, run
+from ._library import Described, Op, Planned, dense, last, new_empty
 from .pointwise import from_output_suffices, pointwise_bwd
 
 _GEOMETRY = "int[] stride, int[] padding, int[] dilation, int groups, str padding_mode, bool flip"
@@ -146,7 +146,7 @@ def _saves_output(at: int):
 conv_fprop = Op(
     f"conv_fprop(Tensor x, Tensor w, Tensor? bias, Tensor? z, Tensor? scale, {_GEOMETRY}, {_EPILOGUE}) -> Tensor",
     5,
-    lambda x, w, bias, z, scale, *attributes: run(_fprop, (x, w, bias, z, scale), attributes, _math(x)),
+    Planned(_fprop, _math),
     _fprop_fake,
     _fprop_backward,
     saves_output=_saves_output(13),
@@ -155,7 +155,7 @@ conv_dgrad = Op(
     "conv_dgrad(Tensor dy, Tensor w, Tensor? bias, Tensor? z, Tensor? scale, SymInt[] x_shape, bool channels_last, "
     f"{_GEOMETRY}, {_EPILOGUE}) -> Tensor",
     5,
-    lambda dy, w, bias, z, scale, *attributes: run(_dgrad, (dy, w, bias, z, scale), attributes, _math(dy)),
+    Planned(_dgrad, _math),
     _dgrad_fake,
     _dgrad_backward,
     saves_output=_saves_output(15),
@@ -163,14 +163,14 @@ conv_dgrad = Op(
 conv_wgrad = Op(
     f"conv_wgrad(Tensor x, Tensor dy, SymInt[] w_shape, bool channels_last, {_GEOMETRY}, float alpha) -> Tensor",
     2,
-    lambda x, dy, *attributes: run(_wgrad, (x, dy), attributes, _math(x)),
+    Planned(_wgrad, _math),
     _wgrad_fake,
     _wgrad_backward,
 )
 conv_bgrad = Op(
     "conv_bgrad(Tensor dy) -> Tensor",
     1,
-    lambda dy: run(_bgrad, (dy,)),
+    Planned(_bgrad),
     lambda dy: dy.new_empty((dy.shape[1],)),
     # db is a sum over everything but axis 1: its gradient is db spread out again
     lambda needs, args, outputs, grads: (grads[0].reshape(1, -1, *[1] * (args[0].ndim - 2)).expand(args[0].shape),),

@@ -15,12 +15,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 
+from .. import memory
 from ..core import plan as planning
 from ..core import settings
 from ..core.descriptor import (
@@ -37,15 +38,19 @@ from ..core.problem import Problem
 from ..core.target import Target
 
 library = torch.library.Library("lucidnn", "DEF")
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # Looked up once: they are asked on every call.
 _is_compiling, _transform, _trace = (
     torch.compiler.is_compiling,
     _functorch.peek_interpreter_stack,
     torch._C._get_tracing_state,
 )
+_is_dynamo = torch.compiler.is_dynamo_compiling
+_guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_plans: dict[Any, Callable[..., Any]] = {}
+LOOKS_KEPT = 32  # plans under one key of `_plans`: calls that differ in other shapes than the first, types, strides
+# By what is cheap to ask of a call: checks of the looks, whether gradients are wanted then, and the plans.
+_plans: dict[Any, tuple[tuple[Callable[..., bool], bool, Callable[..., Any]], ...]] = {}
 
 
 def unseen(tensors: Sequence[Any]) -> bool:
@@ -60,9 +65,26 @@ def unseen(tensors: Sequence[Any]) -> bool:
     ):
         return False
     for t in tensors:  # noqa: SIM110  (a loop is twice as fast as all() over a generator)
-        if t is not None and (type(t) not in _PLAIN or t.is_neg()):
+        if t is not None and type(t) not in _PLAIN:
             return False
     return True
+
+
+Described = tuple[Operation, dict[str, Any]]
+"""An operation and what `Problem.create` takes beside it: ``tensors`` (role to tensor or descriptor, outputs may be
+among them), and, where they are not the usual ones, ``epilogue`` and ``engine``."""
+
+
+class Planned(NamedTuple):
+    """A kernel that launches one plan.
+
+    ``describe(tensors, attributes)`` says what a call means (`run`), ``math(tensor)`` the math mode, of the first
+    tensor; ``finish(tensors, attributes, result)`` makes the operator's outputs of the plan's, where they differ.
+    """
+
+    describe: Callable[[Sequence[Any], Any], Described]
+    math: Callable[[torch.Tensor], str] | None = None
+    finish: Callable[[Sequence[Any], Any, Any], Any] | None = None
 
 
 class Op:
@@ -74,7 +96,7 @@ class Op:
         Tensors come first, then attributes.
     tensors : int
         Number of leading tensor arguments (optional ones included).
-    kernel : callable
+    kernel : Planned or callable
         Computes on real tensors, for every device.
     fake : callable
         Shapes, types and strides only.
@@ -92,36 +114,51 @@ class Op:
         self,
         schema: str,
         tensors: int,
-        kernel: Callable[..., Any],
+        kernel: Planned | Callable[..., Any],
         fake: Callable[..., Any],
         backward: Callable[..., Any],
-        saves_output: Callable[..., bool | tuple[int, ...]] = lambda args: False,
+        saves_output: Callable[..., bool | tuple[int, ...]] | None = None,
         differentiable: int | None = None,
-        unread: Callable[..., tuple[int, ...]] = lambda args: (),
+        unread: Callable[..., tuple[int, ...]] | None = None,
     ):
         self.name = schema.partition("(")[0]
         self.names = re.findall(r"Tensor\??(?:\(\w+!?\))? (\w+)", schema)
-        self.tensors, self.kernel, self.backward, self.saves_output = tensors, kernel, backward, saves_output
+        self.tensors, self.backward, self.saves_output = tensors, backward, saves_output
         self.differentiable, self.unread = differentiable, unread
+        self.planned = kernel if isinstance(kernel, Planned) else None
+        self.kernel = self._launched if isinstance(kernel, Planned) else kernel
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
-            library.impl(self.name, kernel, key)
+            library.impl(self.name, self.kernel, key)
         library.impl(self.name, self._differentiable, "Autograd")
         torch.library.register_fake(f"lucidnn::{self.name}", fake, lib=library)
         self.overload = getattr(torch.ops.lucidnn, self.name).default
 
     def __call__(self, *args: Any) -> Any:
-        tensors = args[: self.tensors]
+        count, planned = self.tensors, self.planned
+        if planned and not _is_dynamo() and not _function_modes() and forward_ad._current_level < 0:
+            math = planned.math and planned.math(args[0])
+            return run(planned.describe, args[:count], args[count:], math, op=self)
+        tensors = args[:count]
         if not unseen(tensors):
-            for name, t in zip(self.names, tensors, strict=False):
-                if t is not None and not isinstance(t, torch.Tensor):
-                    raise InvalidArgument(name, type(t).__name__, "a torch tensor")
-            return self.overload(*args)
-        if torch.is_grad_enabled():
-            for t in tensors:
-                if t is not None and t.requires_grad:
-                    return _apply(self, self.kernel, args[self.tensors :], *tensors)
+            return self.dispatched(tensors, args[count:])
+        if _wants_gradient(tensors):
+            return _apply((self, self.kernel, args, args[count:]), *tensors)
         return self.kernel(*args)
+
+    def dispatched(self, tensors: Sequence[Any], attributes: Sequence[Any]) -> Any:
+        """Go through the framework's dispatcher."""
+        for name, t in zip(self.names, tensors, strict=False):
+            if t is not None and not isinstance(t, torch.Tensor):
+                raise InvalidArgument(name, type(t).__name__, "a torch tensor")
+        return self.overload(*tensors, *attributes)
+
+    def _launched(self, *args: Any) -> Any:
+        """The kernel of an operator that is one plan."""
+        describe, math, finish = self.planned  # type: ignore[misc]
+        tensors, attributes = args[: self.tensors], args[self.tensors :]
+        result = run(describe, tensors, attributes, math and math(args[0]))
+        return finish(tensors, attributes, result) if finish else result
 
     def _differentiable(self, *args: Any) -> Any:
         """What the dispatcher calls where gradients may be wanted."""
@@ -129,8 +166,9 @@ class Op:
             for t in args[: self.tensors]:
                 if t is not None and forward_ad.unpack_dual(t).tangent is not None:
                     raise NotSupported(f"{self.name} has no forward-mode derivative; accepted: reverse mode")
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[: self.tensors]):
-            return Differentiable.apply(self, self._below_autograd, args[self.tensors :], *args[: self.tensors])
+        if _wants_gradient(args[: self.tensors]):
+            call = (self, self._below_autograd, args, args[self.tensors :])
+            return Differentiable.apply(call, *args[: self.tensors])
         return self._below_autograd(*args)
 
     def _below_autograd(self, *args: Any) -> Any:
@@ -138,52 +176,61 @@ class Op:
             return self.overload(*args)
 
 
+def _wants_gradient(tensors: Sequence[Any]) -> bool:
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
+
+
 class Differentiable(torch.autograd.Function):
     """The gradient of every operator of the library."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, function: Callable[..., Any], attributes: tuple, *tensors: Any) -> Any:
+    def forward(ctx: Any, call: tuple[Op, Callable[..., Any], Sequence[Any], tuple], *tensors: Any) -> Any:
+        """``function(*given)`` computes: a kernel on all arguments, or a plan on the tensors that are there."""
+        op, function, given, attributes = call
         args = (*tensors, *attributes)
-        result = function(*args)
+        result = function(*given)
         outputs = result if isinstance(result, tuple) else (result,)
         if not outputs[0].is_floating_point():
-            name = next(n for n, needed in zip(op.names, ctx.needs_input_grad[3:], strict=False) if needed)
+            name = next(n for n, needed in zip(op.names, ctx.needs_input_grad[1:], strict=False) if needed)
             accepted = f"one that does not: a result of {outputs[0].dtype} has no gradient"
             raise InvalidArgument(name, "a tensor that requires a gradient", accepted)
         ctx.op, ctx.attributes, ctx.settings = op, attributes, settings.current()
-        wanted = op.saves_output(args)
-        kept = tuple(outputs[i] for i in wanted) if isinstance(wanted, tuple) else outputs if wanted else ()
-        if unread := op.unread(args):
+        if op.unread and (unread := op.unread(args)):
             tensors = tuple(None if i in unread else t for i, t in enumerate(tensors))
-        ctx.save_for_backward(*tensors, *kept)
+        if op.saves_output and (wanted := op.saves_output(args)):
+            kept = [outputs[i] for i in wanted] if isinstance(wanted, tuple) else outputs
+            ctx.save_for_backward(*tensors, *kept)
+        else:
+            ctx.save_for_backward(*tensors)
         if len(outputs) > 1:
             fixed = outputs[op.differentiable :] if op.differentiable else ()
-            ctx.mark_non_differentiable(*fixed, *(t for t in outputs if not t.is_floating_point()))
+            ctx.mark_non_differentiable(*fixed, *[t for t in outputs if not t.is_floating_point()])
         ctx.set_materialize_grads(False)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        op = ctx.op
-        if all(grad is None for grad in grads):
-            return (None,) * (3 + op.tensors)
+        op, count = ctx.op, ctx.op.tensors
+        for grad in grads:
+            if grad is not None:
+                break
+        else:
+            return (None,) * (1 + count)
         saved = ctx.saved_tensors
-        args, outputs = (*saved[: op.tensors], *ctx.attributes), saved[op.tensors :]
-        needs = ctx.needs_input_grad[3:]
+        args, outputs, needs = (*saved[:count], *ctx.attributes), saved[count:], ctx.needs_input_grad[1:]
         if ctx.settings is settings.current():
-            return (None, None, None, *op.backward(needs, args, outputs, grads))
+            return (None, *op.backward(needs, args, outputs, grads))
         # other settings than the forward's are in force here, perhaps because this is another thread
         with settings.using(ctx.settings):
-            return (None, None, None, *op.backward(needs, args, outputs, grads))
+            return (None, *op.backward(needs, args, outputs, grads))
 
 
 # `Function.apply` first looks for functorch wrappers, for several microseconds; `unseen` has done that already.
 _apply = super(torch.autograd.Function, Differentiable).apply  # type: ignore[misc]
-
-
-Described = tuple[Operation, dict[str, Any]]
-"""An operation and what `Problem.create` takes beside it: ``tensors`` (role to tensor or descriptor, outputs may be
-among them), and, where they are not the usual ones, ``epilogue`` and ``engine``."""
 
 
 def run(
@@ -192,8 +239,11 @@ def run(
     attributes: tuple[Any, ...] = (),
     math: str | None = None,
     into: tuple[Any, ...] = (),
+    op: Op | None = None,
 ) -> Any:
     """Launch the plan for a call, building it where this kind of call is new.
+
+    Plans are found by what is cheap to ask; the few under one key differ in the tensors' looks, which a `_check` tells.
 
     Parameters
     ----------
@@ -201,7 +251,7 @@ def run(
         ``describe(tensors, attributes)`` says what the call means; asked on a miss only. It stands for the operation
         in the key.
     tensors : sequence of tensor or None
-        Inputs in the operation's order.
+        Inputs in the operation's order; the first is there.
     attributes : tuple
         The operator's other arguments: with the tensors' looks and the settings they decide the problem.
     math : str, optional
@@ -209,36 +259,89 @@ def run(
     into : tuple of tensor
         What the last outputs are written to; `describe` has said that they look as they do. Only the outputs before
         them are made and returned.
+    op : Op, optional
+        The operator that a user has called and that nobody has seen yet: it records for a backward pass where that is
+        wanted, and takes the road through the dispatcher where the framework needs to see the call.
     """
-    looks: list[Any] = [describe, attributes, math, settings.current()]
     inputs = []
-    addresses = 0
+    present = addresses = 0
     try:
         for t in tensors:
-            if t is None:
-                looks.append(None)
-            else:
-                looks += (t.shape, t.stride(), t.dtype, t.device)
-                addresses |= t.data_ptr()
+            present += present
+            if t is not None:
+                present += 1
+                if op and type(t) not in _PLAIN:
+                    return op.dispatched(tensors, attributes)
                 inputs.append(t)
+                addresses |= t.data_ptr()
     except RuntimeError:  # there is no such thing to be asked for
+        if op and not unseen(tensors):
+            return op.dispatched(tensors, attributes)
         for role, t in describe(tensors, attributes)[1]["tensors"].items():
             if isinstance(t, torch.Tensor) and (t.layout != torch.strided or t.is_nested):
                 kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
                 raise InvalidArgument(role, kind, "a dense tensor, of layout torch.strided") from None
         raise
-    if addresses & 15:
-        looks += [t.data_ptr() & 15 for t in inputs]
-    full = tuple(looks)
+    odd = addresses & 15 and tuple([t.data_ptr() & 15 for t in inputs])
+    key = (describe, inputs[0].shape, attributes, settings.current(), math, present, odd)
     try:
-        plan = _plans.get(full)
+        known = _plans.get(key, ())
     except TypeError:  # the dispatcher hands lists over; tuples can be a key
-        return run(describe, tensors, tuple(tuple(a) if isinstance(a, list) else a for a in attributes), math, into)
-    if plan is None:
-        op, given = describe(tensors, attributes)
-        plan = _build(op, math, **given)
-        planning.remember(_plans, full, plan)
-    return _filling(plan, inputs, into) if into else plan(*inputs)
+        hashable = tuple(tuple(a) if isinstance(a, list) else a for a in attributes)
+        return run(describe, tensors, hashable, math, into, op)
+    for check, wanting, plan in known:  # noqa: B007
+        if check(*inputs):
+            break
+    else:
+        if op and not unseen(tensors):
+            return op.dispatched(tensors, attributes)
+        if any(t.is_neg() for t in inputs):  # the sign is still to be changed in memory
+            return run(describe, [t if t is None else t.resolve_neg() for t in tensors], attributes, math, into, op)
+        operation, given = describe(tensors, attributes)
+        check, wanting, plan = _check(inputs), any(t.requires_grad for t in inputs), _build(operation, math, **given)
+        if check(*inputs):
+            planning.remember(_plans, key, (*known[1 - LOOKS_KEPT :], (check, wanting, plan)))
+    if into:
+        return _filling(plan, inputs, into)
+    if op and op.planned:
+        if finish := op.planned.finish:
+            launch = plan
+            plan = lambda *inputs: finish(tensors, attributes, launch(*inputs))  # noqa: E731
+        if wanting and torch.is_grad_enabled():
+            return _apply((op, plan, inputs, attributes), *tensors)
+    return plan(*inputs)
+
+
+def _check(inputs: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that says whether a call on other tensors goes the same way as one on these does now.
+
+    They look alike (shape, strides, type, device), the framework needs to see both or neither, and the same ones
+    require gradients. The framework's compiled graphs have such a check in C++, which takes all tensors at once
+    in less time than one takes to say its shape in Python. That it compares what the dispatcher goes by makes it
+    strict: one plan may be kept for several states, inference mode and none, say.
+    """
+    if _guards_are_known():
+        guard = _guards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        if guard(*inputs):  # not where a tensor is there twice
+            return guard
+
+    def looks(t: torch.Tensor) -> tuple[Any, ...]:
+        return t.shape, t.stride(), t.dtype, t.device, t.is_neg(), t.requires_grad
+
+    wanted = [looks(t) for t in inputs]
+    return lambda *others: unseen(others) and [looks(t) for t in others] == wanted
+
+
+@functools.cache
+def _guards_are_known() -> bool:
+    """Whether the framework has its check, and it tells apart what has to be told apart."""
+    x = torch.zeros(2, 2, device="cpu")
+    others = (x.T, x[:1], x.double(), x.clone().requires_grad_(), torch.nn.Parameter(x), torch.ops.aten._neg_view(x))
+    try:
+        check = _guards(x, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check(x) and check(x.clone()) and not any(check(other) for other in others)
+    except Exception:
+        return False
 
 
 def _filling(plan: Callable[..., Any], inputs: Sequence[Any], into: tuple[Any, ...]) -> Any:
@@ -246,11 +349,9 @@ def _filling(plan: Callable[..., Any], inputs: Sequence[Any], into: tuple[Any, .
     if not isinstance(plan, planning.Plan):  # shapes only
         made = plan(*inputs)[: -len(into)]
     else:
-        device = inputs[0].device
-        wanted = plan._outputs[: -len(into)]
-        made = tuple(plan._allocate(shape, strides, dtype=d, device=device) for shape, strides, d in wanted)
-        plan.launch((*inputs, *made, *into), device)
-    return made[0] if len(made) == 1 else made
+        made = memory.empties(plan._outputs[: -len(into)], inputs[0].device)
+        plan.launch((*inputs, *made, *into))
+    return made[0] if len(made) == 1 else tuple(made)
 
 
 def _build(
@@ -307,6 +408,29 @@ def new_empty(
     order = [0, *range(2, len(shape)), 1]
     back = [0, len(shape) - 1, *range(1, len(shape) - 1)]
     return like.new_empty([shape[i] for i in order], dtype=dtype).permute(back)
+
+
+def remembered(write_out: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Remember what a function makes of a call's arguments, no tensors among them: checks and defaults cost time.
+
+    What cannot be a key (a list, a symbolic number) is written out anew; so is everything while a graph is compiled.
+    """
+    memo: dict[Any, tuple[Any, ...]] = {}
+
+    @functools.wraps(write_out)
+    def written(*given: Any) -> tuple[Any, ...]:
+        if _is_dynamo():
+            return write_out(*given)
+        try:
+            found = memo.get(given)
+        except TypeError:
+            return write_out(*given)
+        if found is None:
+            found = write_out(*given)
+            planning.remember(memo, given, found)
+        return found
+
+    return written
 
 
 def tuple_of(value: Any, count: int, name: str) -> tuple[int, ...]:

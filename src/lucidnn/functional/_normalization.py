@@ -14,7 +14,7 @@ import torch.nn.functional as T
 
 from ..core.operation import Epilogue
 from ..ops.normalization import GroupNormBwd, GroupNormFwd, LayerNormBwd, LayerNormFwd, RmsNormBwd, RmsNormFwd
-from ._library import Described, Op, last, new_empty, run
+from ._library import Described, Op, Planned, last, new_empty
 
 # ---- what the operators share ------------------------------------------------------------------------------
 
@@ -102,10 +102,13 @@ def _named(wanted: Sequence[bool], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, flag in zip(names, wanted, strict=True) if flag)
 
 
-def _all_of(like: torch.Tensor, results: Any, wanted: Sequence[bool]) -> tuple[torch.Tensor, ...]:
+def _all_of(tensors: Any, attributes: Any, result: Any) -> tuple[torch.Tensor, ...]:
     """One tensor for each of the flags: the results in turn, and an empty one where nothing was wanted."""
-    found = iter(results if isinstance(results, tuple) else (results,))
-    return tuple(next(found) if flag else like.new_empty(0) for flag in wanted)
+    wanted = attributes[-1]
+    if isinstance(result, tuple) and len(result) == len(wanted):
+        return result
+    found = iter(result if isinstance(result, tuple) else (result,))
+    return tuple(next(found) if flag else tensors[0].new_empty(0) for flag in wanted)
 
 
 def statistics_type(x: torch.Tensor) -> torch.dtype:
@@ -124,7 +127,7 @@ def _layer_fwd(tensors: Any, attributes: Any) -> Described:
 
 
 def _layer_bwd(tensors: Any, attributes: Any) -> Described:
-    axes, wanted = attributes
+    axes, _, wanted = attributes
     given = dict(zip(("dy", "x", "mean", "inv_variance", "scale"), tensors, strict=True))
     return LayerNormBwd(gradients=_named(wanted, _GRADIENTS), axes=axes), {"tensors": given}
 
@@ -134,7 +137,7 @@ def _rms_fwd(tensors: Any, attributes: Any) -> Described:
 
 
 def _rms_bwd(tensors: Any, attributes: Any) -> Described:
-    axes, wanted = attributes
+    axes, _, wanted = attributes
     given = dict(zip(("dy", "x", "inv_variance", "scale"), tensors, strict=True))
     return RmsNormBwd(gradients=_named(wanted, _GRADIENTS[:2]), axes=axes), {"tensors": given}
 
@@ -200,7 +203,7 @@ def _last_bwd_fake(x, scale, axes, wanted):
 layer_norm_fwd = Op(
     "layer_norm_fwd(Tensor x, Tensor? scale, Tensor? bias, int axes, float epsilon) -> (Tensor, Tensor, Tensor)",
     3,
-    lambda x, scale, bias, *attributes: run(_layer_fwd, (x, scale, bias), attributes),
+    Planned(_layer_fwd),
     lambda x, scale, bias, axes, epsilon: (
         _row_major(x, x.shape),
         _last_statistics(x, axes),
@@ -214,16 +217,14 @@ layer_norm_bwd = Op(
     "layer_norm_bwd(Tensor dy, Tensor x, Tensor mean, Tensor inv_variance, Tensor? scale, int axes, float epsilon, "
     "bool[] wanted) -> (Tensor, Tensor, Tensor)",
     5,
-    lambda dy, x, mean, inverse, scale, axes, epsilon, wanted: _all_of(
-        x, run(_layer_bwd, (dy, x, mean, inverse, scale), (axes, tuple(wanted))), wanted
-    ),
+    Planned(_layer_bwd, finish=_all_of),
     lambda dy, x, mean, inverse, scale, axes, epsilon, wanted: _last_bwd_fake(x, scale, axes, wanted),
     _layer_bwd_backward,
 )
 rms_norm_fwd = Op(
     "rms_norm_fwd(Tensor x, Tensor? scale, int axes, float epsilon) -> (Tensor, Tensor)",
     2,
-    lambda x, scale, *attributes: run(_rms_fwd, (x, scale), attributes),
+    Planned(_rms_fwd),
     lambda x, scale, axes, epsilon: (_row_major(x, x.shape), _last_statistics(x, axes)),
     _rms_fwd_backward,
     saves_output=lambda args: (1,),
@@ -233,9 +234,7 @@ rms_norm_bwd = Op(
     "rms_norm_bwd(Tensor dy, Tensor x, Tensor inv_variance, Tensor? scale, int axes, float epsilon, bool[] wanted) "
     "-> (Tensor, Tensor)",
     4,
-    lambda dy, x, inverse, scale, axes, epsilon, wanted: _all_of(
-        x, run(_rms_bwd, (dy, x, inverse, scale), (axes, tuple(wanted))), wanted
-    ),
+    Planned(_rms_bwd, finish=_all_of),
     lambda dy, x, inverse, scale, axes, epsilon, wanted: _last_bwd_fake(x, scale, axes, wanted),
     _rms_bwd_backward,
 )
@@ -252,7 +251,7 @@ def _group_fwd(tensors: Any, attributes: Any) -> Described:
 
 
 def _group_bwd(tensors: Any, attributes: Any) -> Described:
-    groups, activation, parameter, wanted = attributes
+    groups, _, activation, parameter, wanted = attributes
     given = dict(zip(("dy", "x", "mean", "inv_variance", "scale", "bias"), tensors, strict=True))
     epilogue = Epilogue(activation=activation, parameter=parameter)
     op = GroupNormBwd(gradients=_named(wanted, _GRADIENTS), groups=groups)
@@ -296,7 +295,7 @@ group_norm_fwd = Op(
     "group_norm_fwd(Tensor x, Tensor? scale, Tensor? bias, int groups, float epsilon, str activation, "
     "float parameter) -> (Tensor, Tensor, Tensor)",
     3,
-    lambda x, scale, bias, *attributes: run(_group_fwd, (x, scale, bias), attributes),
+    Planned(_group_fwd),
     _group_fwd_fake,
     _group_fwd_backward,
     saves_output=lambda args: (1, 2),
@@ -306,9 +305,7 @@ group_norm_bwd = Op(
     "group_norm_bwd(Tensor dy, Tensor x, Tensor mean, Tensor inv_variance, Tensor? scale, Tensor? bias, int groups, "
     "float epsilon, str activation, float parameter, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     6,
-    lambda dy, x, mean, inverse, scale, bias, groups, epsilon, activation, parameter, wanted: _all_of(
-        x, run(_group_bwd, (dy, x, mean, inverse, scale, bias), (groups, activation, parameter, tuple(wanted))), wanted
-    ),
+    Planned(_group_bwd, finish=_all_of),
     _group_bwd_fake,
     _group_bwd_backward,
 )

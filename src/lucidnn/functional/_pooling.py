@@ -23,6 +23,10 @@ def with_batch(ndim: int, tensors: dict[str, Any], call: Callable[..., Any]) -> 
     call : callable
         Gives a tensor or a tuple of them.
     """
+    if len(tensors) == 1:  # the hot case
+        (t,) = tensors.values()
+        if isinstance(t, torch.Tensor) and t.ndim == ndim + 2:
+            return call(t)
     axes, first = 0, ""
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):

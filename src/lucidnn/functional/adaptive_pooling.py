@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..ops.adaptive_pooling import AdaptiveAvgPoolBwd, AdaptiveAvgPoolFwd, AdaptiveMaxPoolBwd, AdaptiveMaxPoolFwd
-from ._library import Described, Op, dense, last, new_empty, run
+from ._library import Described, Op, Planned, dense, last, new_empty
 from ._pooling import output_sizes, with_batch
 
 _TORCH_INDEX = {"i32": torch.int32, "i64": torch.int64}
@@ -63,21 +63,21 @@ def _max_fwd_fake(x, output_size, index_type):
 adaptive_avg_pool_fwd = Op(
     "adaptive_avg_pool_fwd(Tensor x, SymInt[] output_size) -> Tensor",
     1,
-    lambda x, output_size: run(_avg_fwd, (x,), (output_size,)),
+    Planned(_avg_fwd),
     lambda x, output_size: new_empty(x, (*x.shape[:2], *output_size), last(x)),
     _avg_fwd_backward,
 )
 adaptive_avg_pool_bwd = Op(
     "adaptive_avg_pool_bwd(Tensor dy, SymInt[] x_shape, bool channels_last) -> Tensor",
     1,
-    lambda dy, *attributes: run(_avg_bwd, (dy,), attributes),
+    Planned(_avg_bwd),
     new_empty,
     _avg_bwd_backward,
 )
 adaptive_max_pool_fwd = Op(
     "adaptive_max_pool_fwd(Tensor x, SymInt[] output_size, str index_type) -> (Tensor, Tensor)",
     1,
-    lambda x, *attributes: run(_max_fwd, (x,), attributes),
+    Planned(_max_fwd),
     _max_fwd_fake,
     _max_fwd_backward,
     saves_output=lambda args: True,
@@ -85,7 +85,7 @@ adaptive_max_pool_fwd = Op(
 adaptive_max_pool_bwd = Op(
     "adaptive_max_pool_bwd(Tensor dy, Tensor index, SymInt[] x_shape, bool channels_last) -> Tensor",
     2,
-    lambda dy, index, *attributes: run(_max_bwd, (dy, index), attributes),
+    Planned(_max_bwd),
     lambda dy, index, x_shape, channels_last: new_empty(dy, x_shape, channels_last),
     _max_bwd_backward,
 )

@@ -10,7 +10,7 @@ import torch
 from ..core.errors import InvalidArgument
 from ..ops.average_pooling import AvgPoolBwd, AvgPoolFwd, LpPoolBwd, LpPoolFwd
 from ..ops.pooling import pooled_size
-from ._library import Described, Op, dense, last, new_empty, run, tuple_of
+from ._library import Described, Op, Planned, dense, last, new_empty, remembered, tuple_of
 from ._pooling import windows, with_batch
 from .pooling import max_pool1d, max_pool2d, max_pool3d
 
@@ -88,21 +88,21 @@ def _lp_bwd_backward(needs, args, outputs, grads):
 avg_pool_fwd = Op(
     f"avg_pool_fwd(Tensor x, {_AVERAGE}) -> Tensor",
     1,
-    lambda x, *attributes: run(_avg_fwd, (x,), attributes),
+    Planned(_avg_fwd),
     lambda x, window, stride, padding, ceil_mode, *rest: _pooled(x, window, stride, padding, ceil_mode),
     _avg_fwd_backward,
 )
 avg_pool_bwd = Op(
     f"avg_pool_bwd(Tensor dy, SymInt[] x_shape, bool channels_last, {_AVERAGE}) -> Tensor",
     1,
-    lambda dy, *attributes: run(_avg_bwd, (dy,), attributes),
+    Planned(_avg_bwd),
     lambda dy, x_shape, channels_last, *attributes: new_empty(dy, x_shape, channels_last),
     _avg_bwd_backward,
 )
 lp_pool_fwd = Op(
     f"lp_pool_fwd(Tensor x, {_POWER}) -> Tensor",
     1,
-    lambda x, *attributes: run(_lp_fwd, (x,), attributes),
+    Planned(_lp_fwd),
     lambda x, norm, window, stride, ceil_mode: _pooled(x, window, stride, (0,) * len(window), ceil_mode),
     _lp_fwd_backward,
     saves_output=lambda args: True,
@@ -110,19 +110,24 @@ lp_pool_fwd = Op(
 lp_pool_bwd = Op(
     f"lp_pool_bwd(Tensor dy, Tensor x, Tensor y, {_POWER}) -> Tensor",
     3,
-    lambda dy, x, y, *attributes: run(_lp_bwd, (dy, x, y), attributes),
+    Planned(_lp_bwd),
     lambda dy, x, y, *attributes: new_empty(x, x.shape, last(x)),
     _lp_bwd_backward,
 )
 
 
 def _avg_pool(ndim, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
+    attributes = _written_out(ndim, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return with_batch(ndim, {"input": input}, lambda x: avg_pool_fwd(x, *attributes))
+
+
+@remembered
+def _written_out(ndim, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     window, stride = windows(kernel_size, stride, ndim)
     padding = tuple_of(padding, ndim, "padding")
     if divisor_override is not None and (not isinstance(divisor_override, int) or divisor_override == 0):
         raise InvalidArgument("divisor_override", divisor_override, "None or a whole number other than 0")
-    attributes = (window, stride, padding, bool(ceil_mode), bool(count_include_pad), divisor_override or 0)
-    return with_batch(ndim, {"input": input}, lambda x: avg_pool_fwd(x, *attributes))
+    return window, stride, padding, bool(ceil_mode), bool(count_include_pad), divisor_override or 0
 
 
 def avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):

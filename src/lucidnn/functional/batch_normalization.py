@@ -24,7 +24,7 @@ from ..ops.batch_normalization import (
     BatchNormTrainFwd,
     from_output_suffices,
 )
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned, run
 from ._second_derivatives import second_derivative
 from .pointwise import pointwise_bwd
 
@@ -238,9 +238,8 @@ def _infer_saves(args):
     return activation != "identity" and from_output_suffices(activation, parameter)
 
 
-def _bwd_kernel(*args):
-    found = run(_bwd, args[:9], args[9:])
-    return found if args[12] else (*found, found[0].new_empty((0,)))
+def _bwd_finish(tensors, attributes, found):
+    return found if attributes[3] else (*found, found[0].new_empty((0,)))
 
 
 def _bwd_fake(dy, x, mean, variance, inverse, scale, bias, z, y, epsilon, mode, frozen, residual, *activation):
@@ -268,7 +267,7 @@ batch_norm_train_fwd = Op(
 batch_norm_infer_fwd = Op(
     f"batch_norm_infer_fwd(Tensor x, {_GIVEN}, float epsilon, str norm_mode, {_ACTIVATION}) -> Tensor",
     7,
-    lambda *args: run(_infer, args[:7], args[7:]),
+    Planned(_infer),
     lambda x, *args: torch.empty_like(x),
     _infer_backward,
     saves_output=_infer_saves,
@@ -278,14 +277,14 @@ batch_norm_bwd = Op(
     f"batch_norm_bwd(Tensor dy, Tensor x, {_GIVEN}, Tensor? y, float epsilon, str norm_mode, bool frozen, "
     f"bool residual, {_ACTIVATION}) -> (Tensor, Tensor, Tensor, Tensor)",
     9,
-    _bwd_kernel,
+    Planned(_bwd, finish=_bwd_finish),
     _bwd_fake,
     _bwd_backward,
 )
 batch_norm_stats = Op(
     "batch_norm_stats(Tensor x, str norm_mode) -> (Tensor, Tensor)",
     1,
-    lambda x, mode: run(_stats, (x,), (mode,)),
+    Planned(_stats),
     lambda x, mode: (_statistics(x, mode), _statistics(x, mode)),
     _none_backward,
 )
@@ -301,7 +300,7 @@ batch_norm_bwd_sums = Op(
     f"batch_norm_bwd_sums(Tensor dy, Tensor x, {_GIVEN}, Tensor? y, float epsilon, str norm_mode, {_ACTIVATION}) "
     "-> (Tensor, Tensor)",
     9,
-    lambda *args: run(_sums, args[:9], args[9:]),
+    Planned(_sums),
     lambda dy, x, *args: (_statistics(x, args[8]), _statistics(x, args[8])),
     _none_backward,
 )

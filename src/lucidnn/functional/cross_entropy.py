@@ -8,7 +8,7 @@ import torch
 
 from ..core.errors import InvalidArgument, NotSupported
 from ..ops.cross_entropy import REDUCTIONS, CrossEntropyBwd, CrossEntropyFwd
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned
 from .softmax import log_softmax
 
 _ATTRIBUTES = "str reduction, float smoothing, int ignore_index, bool from_log"
@@ -28,9 +28,9 @@ def _present(target: torch.Tensor, reduction: str, from_log: bool) -> tuple[bool
     return not from_log, reduction == "mean" and target.dtype == torch.int64
 
 
-def _fwd_kernel(x, target, weight, reduction, smoothing, ignore_index, from_log):
-    stats, total = _present(target, reduction, from_log)
-    result = run(_fwd, (x, target, weight), (reduction, smoothing, ignore_index, from_log))
+def _fwd_finish(tensors, attributes, result):
+    x, target, _ = tensors
+    stats, total = _present(target, attributes[0], attributes[3])
     if stats and total:
         return result
     y, *kept = result if isinstance(result, tuple) else (result,)
@@ -113,7 +113,7 @@ def _bwd_backward(needs, args, outputs, grads):
 cross_entropy_fwd = Op(
     f"cross_entropy_fwd(Tensor x, Tensor target, Tensor? weight, {_ATTRIBUTES}) -> (Tensor, Tensor, Tensor)",
     3,
-    _fwd_kernel,
+    Planned(_fwd, finish=_fwd_finish),
     _fwd_fake,
     _fwd_backward,
     saves_output=lambda args: (1, 2),
@@ -123,9 +123,7 @@ cross_entropy_bwd = Op(
     "cross_entropy_bwd(Tensor dy, Tensor x, Tensor target, Tensor? stats, Tensor? weight, Tensor? total, "
     f"{_ATTRIBUTES}) -> Tensor",
     6,
-    lambda dy, x, target, stats, weight, total, *attributes: run(
-        _bwd, (dy, x, target, stats, weight, total), attributes
-    ),
+    Planned(_bwd),
     lambda dy, x, target, stats, weight, total, *attributes: torch.empty_like(x),
     _bwd_backward,
 )

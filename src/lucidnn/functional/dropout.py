@@ -11,7 +11,7 @@ import torch
 from ..core.errors import InvalidArgument
 from ..core.operation import Epilogue
 from ..ops.dropout import DropoutBwd, DropoutFwd
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned
 from ._random import DropoutGenerator, next_state
 
 _ALPHA = 1.7580993408473766  # of SELU: scale times alpha
@@ -49,7 +49,7 @@ def _bwd_backward(needs, args, outputs, grads):
 dropout_fwd = Op(
     "dropout_fwd(Tensor x, Tensor state, Tensor? z, float p, bool feature) -> Tensor",
     3,
-    lambda x, state, z, *attributes: run(_fwd, (x, state, z), attributes),
+    Planned(_fwd),
     lambda x, state, z, p, feature: torch.empty_like(x),
     _fwd_backward,
     unread=lambda args: (0, 2),
@@ -57,7 +57,7 @@ dropout_fwd = Op(
 dropout_fwd_mask = Op(
     "dropout_fwd_mask(Tensor x, Tensor state, Tensor? z, float p, bool feature) -> (Tensor, Tensor)",
     3,
-    lambda x, state, z, *attributes: run(_fwd_mask, (x, state, z), attributes),
+    Planned(_fwd_mask),
     lambda x, state, z, p, feature: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)),
     _fwd_backward,
     unread=lambda args: (0, 2),
@@ -65,7 +65,7 @@ dropout_fwd_mask = Op(
 dropout_bwd = Op(
     "dropout_bwd(Tensor dy, Tensor state, float p, bool feature) -> Tensor",
     2,
-    lambda dy, state, *attributes: run(_bwd, (dy, state), attributes),
+    Planned(_bwd),
     lambda dy, state, p, feature: torch.empty_like(dy),
     _bwd_backward,
     unread=lambda args: (0,),

@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import InvalidArgument
 from ..ops.folding import INVERSE, Shuffle, UnfoldBwd, UnfoldFwd
-from ._library import Described, Op, last, new_empty, run, tuple_of
+from ._library import Described, Op, Planned, last, new_empty, tuple_of
 
 _ATTRIBUTES = "int[] window, int[] stride, int[] padding, int[] dilation"
 _NAMES = ("window", "stride", "padding", "dilation")
@@ -64,21 +64,21 @@ def _shuffle_backward(needs, args, outputs, grads):
 unfold_fwd = Op(
     f"unfold_fwd(Tensor x, {_ATTRIBUTES}) -> Tensor",
     1,
-    lambda x, *attributes: run(_unfold, (x,), attributes),
+    Planned(_unfold),
     _unfold_fake,
     _unfold_backward,
 )
 unfold_bwd = Op(
     f"unfold_bwd(Tensor dy, SymInt[] size, {_ATTRIBUTES}) -> Tensor",
     1,
-    lambda dy, *attributes: run(_fold, (dy,), attributes),
+    Planned(_fold),
     lambda dy, size, window, *rest: dy.new_empty((dy.shape[0], dy.shape[1] // math.prod(window), *size)),
     _fold_backward,
 )
 shuffle = Op(
     "shuffle(Tensor x, str kind, int factor) -> Tensor",
     1,
-    lambda x, *attributes: run(_shuffle, (x,), attributes),
+    Planned(_shuffle),
     _shuffle_fake,
     _shuffle_backward,
 )

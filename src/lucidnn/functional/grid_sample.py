@@ -8,7 +8,7 @@ import torch
 
 from ..core.errors import InvalidArgument, NotSupported
 from ..ops.grid_sample import MODES, PADDING_MODES, GridSampleBwd, GridSampleFwd
-from ._library import Described, Op, dense, last, new_empty, run
+from ._library import Described, Op, Planned, dense, last, new_empty
 
 _ATTRIBUTES = "str mode, str padding_mode, bool align_corners"
 
@@ -54,28 +54,28 @@ def _bwd_backward(needs, args, outputs, grads):
 grid_sample_fwd = Op(
     f"grid_sample_fwd(Tensor x, Tensor grid, {_ATTRIBUTES}) -> Tensor",
     2,
-    lambda x, grid, *attributes: run(_fwd, (x, grid), attributes),
+    Planned(_fwd),
     _fwd_fake,
     _fwd_backward,
 )
 grid_sample_bwd = Op(
     f"grid_sample_bwd(Tensor dy, Tensor x, Tensor grid, {_ATTRIBUTES}) -> (Tensor, Tensor)",
     3,
-    lambda dy, x, grid, *attributes: run(_BWD["both"], (dy, x, grid), attributes),
+    Planned(_BWD["both"]),
     lambda dy, x, grid, *attributes: (new_empty(x, x.shape, last(x)), grid.new_empty(grid.shape)),
     _bwd_backward,
 )
 grid_sample_bwd_x = Op(
     f"grid_sample_bwd_x(Tensor dy, Tensor x, Tensor grid, {_ATTRIBUTES}) -> Tensor",
     3,
-    lambda dy, x, grid, *attributes: run(_BWD["x"], (dy, x, grid), attributes),
+    Planned(_BWD["x"]),
     lambda dy, x, grid, *attributes: new_empty(x, x.shape, last(x)),
     _bwd_backward,
 )
 grid_sample_bwd_grid = Op(
     f"grid_sample_bwd_grid(Tensor dy, Tensor x, Tensor grid, {_ATTRIBUTES}) -> Tensor",
     3,
-    lambda dy, x, grid, *attributes: run(_BWD["grid"], (dy, x, grid), attributes),
+    Planned(_BWD["grid"]),
     lambda dy, x, grid, *attributes: grid.new_empty(grid.shape),
     _bwd_backward,
 )

@@ -21,7 +21,7 @@ def _tensor(name: str, t: Any) -> torch.Tensor:
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """Under autocast on a GPU the framework normalizes in float32."""
     first = tensors[0]
-    if first.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+    if first.is_cuda and torch.is_autocast_enabled("cuda"):
         low = (torch.float16, torch.bfloat16)
         return tuple(t.float() if t is not None and t.dtype in low else t for t in tensors)
     return tensors
@@ -30,7 +30,7 @@ def _autocast(*tensors: Any) -> tuple[Any, ...]:
 def _normalized(input: torch.Tensor, normalized_shape: Any) -> int:
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     count = len(shape)
-    if not 1 <= count <= input.ndim or tuple(input.shape[input.ndim - count :]) != shape:
+    if not 1 <= count <= input.ndim or input.shape[-count:] != shape:
         found = f"{list(shape)} for an input of shape {list(input.shape)}"
         raise InvalidArgument("normalized_shape", found, "the sizes of the input's last axes, one or more")
     return count

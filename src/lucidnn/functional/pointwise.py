@@ -9,7 +9,7 @@ import torch
 from ..core.errors import InvalidArgument
 from ..core.operation import Epilogue
 from ..ops.pointwise import PointwiseBwd, PointwiseFwd
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned
 from ._second_derivatives import second_derivative
 
 
@@ -39,10 +39,12 @@ def _fwd_backward(needs, args, outputs, grads):
     if activation != "identity":
         source = outputs[0] if outputs else pointwise_fwd(x, bias, z, alpha, beta, "identity", 0.0)
         dy = pointwise_bwd(dy, source, 1.0, activation, parameter)
-    from ._convolution import conv_bgrad  # the sum over all but the channel axis is the convolutions' too
-
     dx = (dy if alpha == 1.0 else alpha * dy).to(x.dtype) if needs[0] else None
-    db = conv_bgrad(dy).to(bias.dtype) if needs[1] else None
+    db = None
+    if needs[1]:
+        from ._convolution import conv_bgrad  # the sum over all but the channel axis is the convolutions' too
+
+        db = conv_bgrad(dy).to(bias.dtype)
     dz = (beta * dy).to(z.dtype) if needs[2] else None
     return dx, db, dz
 
@@ -63,7 +65,7 @@ pointwise_fwd = Op(
     "pointwise_fwd(Tensor x, Tensor? bias, Tensor? z, float alpha, float beta, str activation, float parameter) "
     "-> Tensor",
     3,
-    lambda x, bias, z, *attributes: run(_fwd, (x, bias, z), attributes),
+    Planned(_fwd),
     lambda x, bias, z, alpha, beta, activation, parameter: _dense_like(x),
     _fwd_backward,
     saves_output=lambda args: args[5] != "identity" and from_output_suffices(args[5], args[6]),
@@ -71,7 +73,7 @@ pointwise_fwd = Op(
 pointwise_bwd = Op(
     "pointwise_bwd(Tensor dy, Tensor x, float alpha, str activation, float parameter) -> Tensor",
     2,
-    lambda dy, x, *attributes: run(_bwd, (dy, x), attributes),
+    Planned(_bwd),
     lambda dy, x, alpha, activation, parameter: _dense_like(x),
     _bwd_backward,
 )

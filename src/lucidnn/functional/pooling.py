@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import InvalidArgument
 from ..ops.pooling import MaxPoolBwd, MaxPoolFwd, pooled_size
-from ._library import Described, Op, dense, last, new_empty, run, tuple_of
+from ._library import Described, Op, Planned, dense, last, new_empty, remembered, tuple_of
 
 _ATTRIBUTES = "int[] window, int[] stride, int[] padding, int[] dilation, bool ceil_mode, str index_type"
 _TORCH_INDEX = {"u8": torch.uint8, "i32": torch.int32, "i64": torch.int64}
@@ -76,7 +76,7 @@ def _in_plane(tap: torch.Tensor, sizes: Any, window: Any, stride: Any, padding: 
 max_pool_fwd = Op(
     f"max_pool_fwd(Tensor x, {_ATTRIBUTES}) -> (Tensor, Tensor)",
     1,
-    lambda x, *attributes: run(_fwd, (x,), attributes),
+    Planned(_fwd),
     _fwd_fake,
     _fwd_backward,
     saves_output=lambda args: True,
@@ -84,7 +84,7 @@ max_pool_fwd = Op(
 max_pool_bwd = Op(
     f"max_pool_bwd(Tensor dy, Tensor index, SymInt[] x_shape, bool channels_last, {_ATTRIBUTES}) -> Tensor",
     2,
-    lambda dy, index, *attributes: run(_bwd, (dy, index), attributes),
+    Planned(_bwd),
     lambda dy, index, x_shape, channels_last, *attributes: new_empty(dy, x_shape, channels_last),
     _bwd_backward,
 )
@@ -102,15 +102,20 @@ def _max_pool(ndim, input, kernel_size, stride, padding, dilation, ceil_mode, re
             f"shape {list(input.shape)}",
             f"{ndim + 2} axes (batch, channels, {ndim} spatial), or no batch axis",
         )
+    attributes = _written_out(ndim, kernel_size, stride, padding, dilation, ceil_mode)
+    # The framework's indices are 64-bit positions; without a reader of them a byte a window does.
+    if return_indices:
+        return max_pool_fwd(input, *attributes, "i64")
+    small = "u8" if math.prod(attributes[0]) <= 256 else "i32" if math.prod(input.shape[2:]) < 2**31 else "i64"
+    return max_pool_fwd(input, *attributes, small)[0]
+
+
+@remembered
+def _written_out(ndim, kernel_size, stride, padding, dilation, ceil_mode):
     window = tuple_of(kernel_size, ndim, "kernel_size")
     stride = window if stride is None or stride == () or stride == [] else tuple_of(stride, ndim, "stride")
     padding, dilation = tuple_of(padding, ndim, "padding"), tuple_of(dilation, ndim, "dilation")
-    # The framework's indices are 64-bit positions; without a reader of them a byte a window does.
-    small = "u8" if math.prod(window) <= 256 else "i32" if math.prod(input.shape[2:]) < 2**31 else "i64"
-    y, index = max_pool_fwd(
-        input, window, stride, padding, dilation, bool(ceil_mode), "i64" if return_indices else small
-    )
-    return (y, index) if return_indices else y
+    return window, stride, padding, dilation, bool(ceil_mode)
 
 
 def max_pool1d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):

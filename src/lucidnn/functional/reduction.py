@@ -17,7 +17,7 @@ from ..core.errors import InvalidArgument, NotSupported
 from ..core.operation import Epilogue
 from ..ops.pointwise import like
 from ..ops.reduction import EXTREMES, ReduceBwd, ReduceFwd, reduced_shape
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned
 
 _FWD = "Tensor x, Tensor? z, str mode, int[] axes, bool keep, float alpha, float beta"
 
@@ -153,7 +153,7 @@ def _bwd_backward(needs, args, outputs, grads):
 reduce_fwd = Op(
     f"reduce_fwd({_FWD}, ScalarType? dtype) -> Tensor",
     2,
-    lambda x, z, *attributes: run(_fwd, (x, z), attributes),
+    Planned(_fwd),
     _fwd_fake,
     _fwd_backward,
     saves_output=lambda args: (
@@ -163,7 +163,7 @@ reduce_fwd = Op(
 reduce_fwd_index = Op(
     f"reduce_fwd_index({_FWD}, ScalarType index_dtype) -> (Tensor, Tensor)",
     2,
-    lambda x, z, *attributes: run(_fwd_index, (x, z), attributes),
+    Planned(_fwd_index),
     _fwd_index_fake,
     _fwd_index_backward,
     saves_output=lambda args: True,
@@ -172,7 +172,7 @@ reduce_bwd = Op(
     "reduce_bwd(Tensor dy, Tensor? x, Tensor? y, Tensor? index, SymInt[] x_shape, str mode, int[] axes, bool keep, "
     "float alpha) -> Tensor",
     4,
-    lambda dy, x, y, index, *attributes: run(_bwd, (dy, x, y, index), attributes),
+    Planned(_bwd),
     lambda dy, x, y, index, x_shape, *rest: dy.new_empty(x_shape) if x is None else torch.empty_like(x),
     _bwd_backward,
 )

@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import InvalidArgument
 from ..ops.resampling import ResampleBwd, ResampleFwd
-from ._library import Described, Op, dense, last, new_empty, run
+from ._library import Described, Op, Planned, dense, last, new_empty
 
 _ATTRIBUTES = "float[] scale, str mode, bool align_corners, bool antialias"
 
@@ -49,14 +49,14 @@ def _bwd_backward(needs, args, outputs, grads):
 resample_fwd = Op(
     f"resample_fwd(Tensor x, SymInt[] size, {_ATTRIBUTES}) -> Tensor",
     1,
-    lambda x, *attributes: run(_fwd, (x,), attributes),
+    Planned(_fwd),
     lambda x, size, *attributes: new_empty(x, (*x.shape[:2], *size), last(x)),
     _fwd_backward,
 )
 resample_bwd = Op(
     f"resample_bwd(Tensor dy, SymInt[] size, bool channels_last, {_ATTRIBUTES}) -> Tensor",
     1,
-    lambda dy, *attributes: run(_bwd, (dy,), attributes),
+    Planned(_bwd),
     lambda dy, size, channels_last, *attributes: new_empty(dy, (*dy.shape[:2], *size), channels_last),
     _bwd_backward,
 )

@@ -11,7 +11,7 @@ from ..core.descriptor import TensorDescriptor, short_dtype
 from ..core.errors import InvalidArgument
 from ..ops.pointwise import like
 from ..ops.softmax import SoftmaxBwd, SoftmaxFwd
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned
 
 _ATTRIBUTES = "int[] axes, bool log, bool empty_zero, ScalarType dtype"
 
@@ -61,7 +61,7 @@ def _bwd_backward(needs, args, outputs, grads):
 softmax_fwd = Op(
     f"softmax_fwd(Tensor x, Tensor? mask, {_ATTRIBUTES}) -> Tensor",
     2,
-    lambda x, mask, *attributes: run(_fwd, (x, mask), attributes),
+    Planned(_fwd),
     lambda x, mask, axes, log, empty_zero, dtype: torch.empty_like(x, dtype=dtype),
     _fwd_backward,
     saves_output=lambda args: True,
@@ -70,7 +70,7 @@ softmax_fwd = Op(
 softmax_bwd = Op(
     f"softmax_bwd(Tensor y, Tensor dy, Tensor? mask, {_ATTRIBUTES}) -> Tensor",
     3,
-    lambda y, dy, mask, *attributes: run(_bwd, (y, dy, mask), attributes),
+    Planned(_bwd),
     lambda y, dy, mask, axes, log, empty_zero, dtype: torch.empty_like(y, dtype=dtype),
     _bwd_backward,
 )

@@ -8,7 +8,7 @@ import torch
 
 from ..core.errors import InvalidArgument
 from ..ops.unpooling import MaxUnpoolBwd, MaxUnpoolFwd
-from ._library import Described, Op, last, new_empty, run, tuple_of
+from ._library import Described, Op, Planned, last, new_empty, tuple_of
 from ._pooling import windows, with_batch
 
 
@@ -40,7 +40,7 @@ def _bwd_backward(needs, args, outputs, grads):
 max_unpool_fwd = Op(
     "max_unpool_fwd(Tensor x, Tensor index, SymInt[] output_size) -> Tensor",
     2,
-    lambda x, index, output_size: run(_fwd, (x, index), (output_size,)),
+    Planned(_fwd),
     lambda x, index, output_size: new_empty(x, (*x.shape[:2], *output_size), last(x)),
     _fwd_backward,
     unread=lambda args: (0,),
@@ -48,7 +48,7 @@ max_unpool_fwd = Op(
 max_unpool_bwd = Op(
     "max_unpool_bwd(Tensor dy, Tensor index) -> Tensor",
     2,
-    lambda dy, index: run(_bwd, (dy, index)),
+    Planned(_bwd),
     lambda dy, index: new_empty(dy, index.shape, last(index)),
     _bwd_backward,
 )
