@@ -34,8 +34,8 @@ class Loops:
     ----------
     table, counts : numpy.ndarray
         The integers, and as float64 how many values of a channel each part has.
-    parts, workspace : int
-        Of the whole problem, for passes that are shared out by channels and values; bytes.
+    parts, planes, workspace : int
+        Of the whole problem, for passes that are shared out by channels and values, and by rows of channels; bytes.
     """
 
     def __init__(self, problem: Problem, roles: Sequence[str]):
@@ -66,6 +66,7 @@ class Loops:
             dtype=np.float64,
         )
         self.parts, self.last, self.channels = r_parts * c_parts, last, view.channels
+        self.planes = min(rows * view.channels, wanted)
         self.channel_parts = max(1, min(view.channels // 256, wanted))
         self.split = len(self.counts) > 1  # whether statistics are found in pieces
         native = TYPES[statistics_type(problem["x"].dtype)]

@@ -6,6 +6,8 @@ level cache; groups are combined by Chan's formula, in float64. Where one thread
 at once, while it is in the cache. Where channels lie side by side, a group is some pixels, whose sums for some hundred
 channels stay in the first-level cache.
 
+Without statistics to find, planes of channels are taken in the order of the memory.
+
 Channels and values are dealt out to the threads in fixed parts, whose statistics are combined in order: the same bits
 in every run. Cost: x read twice, once where channels fit the cache, and y written. Source of the combination: Chan,
 Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
@@ -20,6 +22,7 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.batch_normalization import TYPES, statistics_type
 from .. import _numba as nb
+from .._numba import vector as nv
 from .._numba.channels import (
     BLOCK,
     BLOCKS,
@@ -49,10 +52,10 @@ from .._numba.channels import (
     write,
 )
 from .._numba.stack import stack
+from . import _lanes as vectors
 from ._loops import Loops
 
 GROUP = 16384  # values whose sums are finished before they are looked at again
-RUN = 8192  # values that are looked at together where no buffer is needed
 PIXELS = 32  # the same where channels lie innermost
 X, Z, Y, SCALE, SHIFTED, MEAN, INVERSE, VARIANCE, OLD_MEAN, OLD_VARIANCE, NEW_MEAN, NEW_VARIANCE, M2, WEIGHT = range(14)
 ROLES = (
@@ -193,18 +196,33 @@ def _finish(t, a, mode, numbers, c, n, mean, m2):
 
 
 @nb.jitable
+def _straight(t, step):
+    """Whether x, y and z are used where they are, and at most a ReLU comes last; `step`: 1 along values, 2 channels."""
+    native = t[NATIVE]
+    x = t[SLOT + 3 * X] == native and t[SLOT + 3 * X + step] == 1
+    y = t[SLOT + 3 * Y] == native and t[SLOT + 3 * Y + step] == 1
+    z = t[SLOT + 3 * Z] < 0 or (t[SLOT + 3 * Z] == native and t[SLOT + 3 * Z + step] == 1)
+    return x and y and z and t[CODE] <= 1
+
+
+@nb.jitable
 def _normalize_channel(t, a, parameter, c, first, last, mean, factor, term, buffer, result, like):
     """Some rows of one channel."""
     co, ci = c // t[INNER], c % t[INNER]
-    m, f, b, zero = nb.cast(mean, like), nb.cast(factor, like), nb.cast(term, like), nb.accumulator(like)
+    m, f, b = nb.cast(mean, like), nb.cast(factor, like), nb.cast(term, like)
     x_at, y_at, z_at = channel(t, X, co, ci), channel(t, Y, co, ci), channel(t, Z, co, ci)
     x_step, y_step, z_step = t[SLOT + 3 * X + 1], t[SLOT + 3 * Y + 1], t[SLOT + 3 * Z + 1]
     kind, y_kind, z_kind, native, code = t[SLOT + 3 * X], t[SLOT + 3 * Y], t[SLOT + 3 * Z], t[NATIVE], t[CODE]
-    in_place = kind == native and y_kind == native and x_step == 1 and y_step == 1
-    size = RUN if in_place and z_kind < 0 and code <= 1 else BLOCK  # nothing goes through a buffer
+    if _straight(t, 1):
+        x, z, y = nb.pointer(a[X], like), nb.pointer(a[Z], like), nb.pointer(a[Y], like)
+        ms, fs, bs = nv.fill(m), nv.fill(f), nv.fill(b)
+        for r in range(first, last):
+            x_row, z_row, y_row = x_at + along(t, X, r, 0), z_at + along(t, Z, r, 0), y_at + along(t, Y, r, 0)
+            vectors.normalize_run(x, z, y, x_row, z_row, y_row, t[LANES], ms, fs, bs, z_kind >= 0, code == 1)
+        return
     for r in range(first, last):
-        for lane in range(0, t[LANES], size):
-            count = min(t[LANES] - lane, size)
+        for lane in range(0, t[LANES], BLOCK):
+            count = min(t[LANES] - lane, BLOCK)
             v = opened(kind, native, a[X], x_at + along(t, X, r, lane), x_step, count, buffer, like)
             at = y_at + along(t, Y, r, lane)
             w = target(y_kind, native, a[Y], at, y_step, result, like)
@@ -213,13 +231,6 @@ def _normalize_channel(t, a, parameter, c, first, last, mean, factor, term, buff
                 for i in range(count):
                     w[i] += (v[i] - m) * f + b
                 activate(code, parameter, count, w)
-            elif code == 0:
-                for i in range(count):
-                    w[i] = (v[i] - m) * f + b
-            elif code == 1:
-                for i in range(count):
-                    u = (v[i] - m) * f + b
-                    w[i] = zero if u <= zero else u
             else:
                 for i in range(count):
                     w[i] = (v[i] - m) * f + b
@@ -231,7 +242,7 @@ def _normalize_channel(t, a, parameter, c, first, last, mean, factor, term, buff
 @nb.jitable
 def _normalize_block(t, a, ws, parameter, block, first, last, buffer, result, like):
     """Some pixels of a block of channels."""
-    m, f, b, zero = stack(BLOCK, like), stack(BLOCK, like), stack(BLOCK, like), nb.accumulator(like)
+    m, f, b = stack(BLOCK, like), stack(BLOCK, like), stack(BLOCK, like)
     co, ci, count = block_of(t, block)
     means, factors, terms = prepared(t, ws)
     for i in range(count):
@@ -241,6 +252,16 @@ def _normalize_block(t, a, ws, parameter, block, first, last, buffer, result, li
     x_step, y_step, z_step = t[SLOT + 3 * X + 2], t[SLOT + 3 * Y + 2], t[SLOT + 3 * Z + 2]
     kind, y_kind, z_kind, native, code = t[SLOT + 3 * X], t[SLOT + 3 * Y], t[SLOT + 3 * Z], t[NATIVE], t[CODE]
     row, lane = first // t[LANES], first % t[LANES]
+    if _straight(t, 2):
+        x, z, y = nb.pointer(a[X], like), nb.pointer(a[Z], like), nb.pointer(a[Y], like)
+        for _ in range(first, last):
+            x_row, z_row = x_at + along(t, X, row, lane), z_at + along(t, Z, row, lane)
+            y_row = y_at + along(t, Y, row, lane)
+            vectors.normalize_pixel(x, z, y, x_row, z_row, y_row, count, m, f, b, z_kind >= 0, code == 1)
+            lane += 1
+            if lane == t[LANES]:
+                lane, row = 0, row + 1
+        return
     for _ in range(first, last):
         v = opened(kind, native, a[X], x_at + along(t, X, row, lane), x_step, count, buffer, like)
         at = y_at + along(t, Y, row, lane)
@@ -250,10 +271,6 @@ def _normalize_block(t, a, ws, parameter, block, first, last, buffer, result, li
             for i in range(count):
                 w[i] += (v[i] - m[i]) * f[i] + b[i]
             activate(code, parameter, count, w)
-        elif code == 1:
-            for i in range(count):
-                u = (v[i] - m[i]) * f[i] + b[i]
-                w[i] = zero if u <= zero else u
         else:
             for i in range(count):
                 w[i] = (v[i] - m[i]) * f[i] + b[i]
@@ -320,8 +337,9 @@ def _finish_part(part, parts, ws, table, numbers, counts, pieces, mode):
 
 @nb.kernel
 def _normalize_part(part, parts, ws, table, numbers, like):
-    """A share of the channels over a share of the values."""
+    """A share of the channels over a share of the values; last read, first taken: that is still in the cache."""
     t, a, numbers = nb.pointer(table, 0), nb.pointer(ws, 0), nb.pointer(numbers, 0.0)
+    part = t[R_PARTS] * t[C_PARTS] - 1 - part
     means, factors, terms = prepared(t, ws)
     buffer, result = stack(BLOCK, like), stack(BLOCK, like)
     parameter = nb.cast(numbers[2], like)
@@ -339,8 +357,43 @@ def _normalize_part(part, parts, ws, table, numbers, like):
 
 
 @nb.kernel
+def _planes_part(part, parts, ws, table, numbers, like):
+    """A share of the rows of all channels in the order that they lie in where images are outermost."""
+    t, a, numbers = nb.pointer(table, 0), nb.pointer(ws, 0), nb.pointer(numbers, 0.0)
+    means, factors, terms = prepared(t, ws)
+    buffer, result = stack(BLOCK, like), stack(BLOCK, like)
+    parameter = nb.cast(numbers[2], like)
+    planes = t[ROWS] * t[CHANNELS]
+    begin, end = planes * part // parts, planes * (part + 1) // parts
+    row, c = begin // t[CHANNELS], begin % t[CHANNELS]
+    co, ci = c // t[INNER], c % t[INNER]
+    straight, added, relu, values, inner = _straight(t, 1), t[SLOT + 3 * Z] >= 0, t[CODE] == 1, t[LANES], t[INNER]
+    x, z, y = nb.pointer(a[X], like), nb.pointer(a[Z], like), nb.pointer(a[Y], like)
+    for _ in range(begin, end):
+        c = co * inner + ci
+        if straight:
+            x_at = channel(t, X, co, ci) + along(t, X, row, 0)
+            y_at = channel(t, Y, co, ci) + along(t, Y, row, 0)
+            z_at = channel(t, Z, co, ci) + along(t, Z, row, 0) if added else x_at
+            m, f, b = (
+                nv.fill(nb.cast(means[c], like)),
+                nv.fill(nb.cast(factors[c], like)),
+                nv.fill(nb.cast(terms[c], like)),
+            )
+            vectors.normalize_run(x, z, y, x_at, z_at, y_at, values, m, f, b, added, relu)
+        else:
+            mean, factor, term = means[c], factors[c], terms[c]
+            _normalize_channel(t, a, parameter, c, row, row + 1, mean, factor, term, buffer, result, like)
+        ci += 1
+        if ci == inner:
+            ci, co = 0, co + 1
+            if c == t[CHANNELS] - 1:
+                co, row = 0, row + 1
+
+
+@nb.kernel
 def _run(
-    parts, threads, channel_parts, pieces, whole, mode, ws, table, numbers, counts,
+    parts, threads, channel_parts, pieces, whole, planes, mode, ws, table, numbers, counts,
     x, z, y, scale, bias, mean, inverse, variance, old_mean, old_variance, new_mean, new_variance, m2, weight, like,
 ):  # fmt: skip
     a = nb.pointer(ws, 0)
@@ -362,7 +415,9 @@ def _run(
         if mode != INFER:
             nb.launch(_statistics_part, parts, threads, (ws, table, like))
         nb.launch(_finish_part, channel_parts, threads, (ws, table, numbers, counts, pieces, mode))
-        if mode != STATS:
+        if planes:
+            nb.launch(_planes_part, planes, threads, (ws, table, numbers, like))
+        elif mode != STATS:
             nb.launch(_normalize_part, parts, threads, (ws, table, numbers, like))
 
 
@@ -391,18 +446,20 @@ class Blocked(Engine):
         numbers = np.array(constants, dtype=np.float64)
         table, constants_at, counts = loops.table.ctypes.data, numbers.ctypes.data, loops.counts.ctypes.data
         mode, pieces, parts, channel_parts = MODES[op.name], len(loops.counts), loops.parts, loops.channel_parts
-        whole = not loops.last and not loops.split
-        threads = nb.threads if parts > 1 else lambda: 1
+        whole = not loops.last and not loops.split and mode != INFER
+        # Nothing to find first: every value is looked at once, best in the order of the memory.
+        planes = loops.planes if mode == INFER and not loops.last else 0
+        threads = nb.threads if max(parts, planes) > 1 else lambda: 1
         names = tuple(problem.tensors)
         order = [names.index(role) if role in names else -1 for role in ROLES]
         scratch = np.zeros(256, dtype=np.uint8)  # compiles, or loads from disk; no part is run
-        _run(0, 1, 0, 0, True, mode, scratch.ctypes.data, table, constants_at, counts, *[0] * len(ROLES), like)
+        _run(0, 1, 0, 0, True, 0, mode, scratch.ctypes.data, table, constants_at, counts, *[0] * len(ROLES), like)
 
         def run(tensors, workspace, _keep=(loops.table, loops.counts, numbers)):
             space = (workspace.data_ptr() + 63) & -64
             addresses = [tensors[i].data_ptr() if i >= 0 else 0 for i in order]
             _run(
-                parts, threads(), channel_parts, pieces, whole, mode, space, table, constants_at, counts,
+                parts, threads(), channel_parts, pieces, whole, planes, mode, space, table, constants_at, counts,
                 *addresses, like,
             )  # fmt: skip
 

@@ -18,6 +18,7 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.batch_normalization import TYPES, statistics_type
 from .. import _numba as nb
+from .._numba import vector as nv
 from .._numba.channels import (
     BLOCK,
     BLOCKS,
@@ -50,6 +51,7 @@ from .._numba.channels import (
     write,
 )
 from .._numba.stack import stack
+from . import _lanes as vectors
 from ._loops import Loops
 
 PIXELS = 64  # whose sums are kept in the type of statistics, where channels lie innermost
@@ -187,6 +189,55 @@ def _block_gradient(t, a, parameter, co, ci, row, lane, count, m, f, b, v, buffe
 
 
 @nb.jitable
+def _straight(t, slot, step):
+    """Whether a tensor, if there is one, is used where it is; `step`: 1 along values, 2 along channels."""
+    return t[SLOT + 3 * slot] < 0 or (t[SLOT + 3 * slot] == t[NATIVE] and t[SLOT + 3 * slot + step] == 1)
+
+
+@nb.jitable
+def _gradient_lanes(dy, y, dy_at, y_at, relu, many):
+    """A vector of g, after a ReLU or nothing; as many lanes."""
+    g = vectors.read(dy, dy_at, many)
+    if relu:
+        g = vectors.let_through(vectors.read(y, y_at, many), g)
+    return g
+
+
+@nb.jitable
+def _keep(totals, products, s0, s1, count, like):
+    """Adds the sums of some pixels to those in float64, and begins anew."""
+    for i in range(count):
+        totals[i] += s0[i]
+        products[i] += s1[i]
+        s0[i], s1[i] = nb.accumulator(like), nb.accumulator(like)
+
+
+@nb.jitable
+def _sum_pixel(dy, x, y, dy_at, x_at, y_at, count, m, s0, s1, relu):
+    """Adds one pixel of a block of channels to their sums."""
+    for i in range(0, count, nv.LANES):
+        many = min(count - i, nv.LANES)
+        g = _gradient_lanes(dy, y, dy_at + i, y_at + i, relu, many)
+        v = vectors.less(vectors.read(x, x_at + i, many), nv.read_all(m, i))
+        nv.write(s0, i, 1, nv.add(nv.read_all(s0, i), g), nv.LANES)
+        nv.write(s1, i, 1, vectors.scaled(v, g, nv.read_all(s1, i)), nv.LANES)
+
+
+@nb.jitable
+def _apply_pixel(dy, x, y, dx, dz, dy_at, x_at, y_at, dx_at, dz_at, count, m, f, s0, s1, relu, frozen, both):
+    """dx, and dz, of one pixel of a block of channels."""
+    for i in range(0, count, nv.LANES):
+        many = min(count - i, nv.LANES)
+        g = _gradient_lanes(dy, y, dy_at + i, y_at + i, relu, many)
+        if both:
+            nv.write(dz, dz_at + i, 1, g, many)
+        if not frozen:
+            v = vectors.less(vectors.read(x, x_at + i, many), nv.read_all(m, i))
+            g = vectors.without(vectors.less(g, nv.read_all(s0, i)), v, nv.read_all(s1, i))
+        nv.write(dx, dx_at + i, 1, vectors.times(nv.read_all(f, i), g), many)
+
+
+@nb.jitable
 def _walk_block(t, a, ws, parameter, mode, applies, block, first, last, totals, products, b0, b1, b2, b3, like):
     """Some pixels of a block of channels: their sums, or dx and dz."""
     m, f, b = stack(BLOCK, like), stack(BLOCK, like), stack(BLOCK, like)
@@ -205,7 +256,37 @@ def _walk_block(t, a, ws, parameter, mode, applies, block, first, last, totals, 
     x_at, dx_at, dz_at = channel(t, X, co, ci), channel(t, DX, co, ci), channel(t, DZ, co, ci)
     kind, step, native = t[SLOT + 3 * DX], t[SLOT + 3 * DX + 2], t[NATIVE]
     row, lane = first // t[LANES], first % t[LANES]
+    straight = _straight(t, DY, 2) and _straight(t, X, 2) and _straight(t, DX, 2) and _straight(t, DZ, 2)
+    relu = t[CODE] == 1
+    straight = straight and (t[CODE] == 0 or (relu and t[SLOT + 3 * Y] >= 0 and _straight(t, Y, 2)))
+    dys, xs, ys = nb.pointer(a[DY], like), nb.pointer(a[X], like), nb.pointer(a[Y], like)
+    dxs, dzs = nb.pointer(a[DX], like), nb.pointer(a[DZ], like)
+    dy_at, y_at = channel(t, DY, co, ci), channel(t, Y, co, ci)
+    for i in range(count, BLOCK if straight else 0):  # lanes of the last vector that are no channels
+        m[i], f[i], s0[i], s1[i] = (
+            nb.accumulator(like),
+            nb.accumulator(like),
+            nb.accumulator(like),
+            nb.accumulator(like),
+        )
     for pixel in range(first, last):
+        if straight:
+            dy_row, x_row = dy_at + along(t, DY, row, lane), x_at + along(t, X, row, lane)
+            y_row = y_at + along(t, Y, row, lane)
+            if applies:
+                dx_row, dz_row = dx_at + along(t, DX, row, lane), dz_at + along(t, DZ, row, lane)
+                frozen, both = mode == FROZEN, t[SLOT + 3 * DZ] >= 0
+                _apply_pixel(
+                    dys, xs, ys, dxs, dzs, dy_row, x_row, y_row, dx_row, dz_row, count, m, f, s0, s1, relu, frozen, both
+                )  # fmt: skip
+            else:
+                _sum_pixel(dys, xs, ys, dy_row, x_row, y_row, count, m, s0, s1, relu)
+                if (pixel - first) % PIXELS == PIXELS - 1 or pixel == last - 1:
+                    _keep(totals, products, s0, s1, count, like)
+            lane += 1
+            if lane == t[LANES]:
+                lane, row = 0, row + 1
+            continue
         at = x_at + along(t, X, row, lane)
         v = opened(t[SLOT + 3 * X], native, a[X], at, t[SLOT + 3 * X + 2], count, b0, like)
         g = _block_gradient(t, a, parameter, co, ci, row, lane, count, m, f, b, v, b1, b2, like)
@@ -214,10 +295,7 @@ def _walk_block(t, a, ws, parameter, mode, applies, block, first, last, totals, 
                 s0[i] += g[i]
                 s1[i] += g[i] * (v[i] - m[i])
             if (pixel - first) % PIXELS == PIXELS - 1 or pixel == last - 1:
-                for i in range(count):
-                    totals[i] += s0[i]
-                    products[i] += s1[i]
-                    s0[i], s1[i] = nb.accumulator(like), nb.accumulator(like)
+                _keep(totals, products, s0, s1, count, like)
         else:
             if t[SLOT + 3 * DZ] >= 0:
                 write(t[SLOT + 3 * DZ], a[DZ], dz_at + along(t, DZ, row, lane), t[SLOT + 3 * DZ + 2], count, g)
@@ -265,8 +343,10 @@ def _prepare_part(part, parts, ws, table, numbers):
 
 @nb.kernel
 def _walk_part(part, parts, ws, table, numbers, mode, applies, like):
-    """Sums, or dx and dz, of a share of the channels over a share of the values."""
+    """Sums, or dx and dz, of a share of the channels over a share of the values; what was read last, first taken."""
     t, a, numbers = nb.pointer(table, 0), nb.pointer(ws, 0), nb.pointer(numbers, 0.0)
+    if applies:
+        part = t[R_PARTS] * t[C_PARTS] - 1 - part
     totals, products = nb.pointer(ws + t[MEANS], 0.0), nb.pointer(ws + t[SQUARES], 0.0)
     means, factors, terms = prepared(t, ws)
     levels, slopes = nb.pointer(ws + t[LEVEL], 0.0), nb.pointer(ws + t[SLOPE], 0.0)
