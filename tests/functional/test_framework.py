@@ -331,3 +331,33 @@ def test_threads_do_not_share_a_mode():
         thread.join(60)
         found.append(F.conv2d(x, w).requires_grad)
     assert found == [True, False]
+
+
+def test_a_second_call_is_one_check_and_one_plan(monkeypatch):
+    """What was seen once is described no more; what looks different is, and so is one tensor given twice."""
+    from lucidnn.functional import _library
+    from lucidnn.functional.pointwise import pointwise_bwd as op
+
+    described = []
+    build = _library._build
+    monkeypatch.setattr(_library, "_build", lambda *a, **k: described.append(a) or build(*a, **k))
+    dy, x = torch.randn(3, 5), torch.randn(3, 5)
+    expected = dy * (x > 0)
+
+    def calls(*tensors):
+        before = len(described)
+        y = op(*tensors, 1.0, "relu", 0.0)
+        torch.testing.assert_close(y, tensors[0].detach() * (tensors[1].detach() > 0))
+        return len(described) - before, y.requires_grad
+
+    assert _library._guards_are_known()
+    assert calls(dy, x)[0] <= 1 and calls(dy, x) == (0, False) == calls(x, dy)
+    assert torch.equal(op(dy, x, 1.0, "relu", 0.0), expected)
+    dy.requires_grad_()
+    assert calls(dy, x)[1] and calls(dy, x) == (0, True)
+    with torch.no_grad():
+        assert calls(dy, x) == (0, False)
+    assert calls(x, x) == (1, False) and calls(x, x) == (0, False)
+    assert calls(x.T.contiguous().T, x)[0] == 1  # other strides
+    negative = torch.ops.aten._neg_view(x)
+    assert torch.equal(op(x, negative, 1.0, "relu", 0.0), x * (x < 0))

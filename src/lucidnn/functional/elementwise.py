@@ -17,7 +17,7 @@ from ..core.errors import InvalidArgument
 from ..core.operation import Epilogue
 from ..ops.elementwise import TRUTHS, ElementwiseFwd, promoted
 from ..ops.pointwise import like
-from ._library import Described, Op, run
+from ._library import Described, Op, Planned
 
 _TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
@@ -135,7 +135,7 @@ elementwise_fwd = Op(
     "elementwise_fwd(Tensor x, Tensor? b, Tensor? t, Tensor? z, str mode, float alpha1, float alpha2, float beta, "
     "int axis, float lower, float upper, float slope, ScalarType? dtype) -> Tensor",
     4,
-    lambda x, b, t, z, *attributes: run(_describe, (x, b, t, z), attributes),
+    Planned(_describe),
     _fake,
     _backward,
 )

@@ -61,13 +61,7 @@ def _shuffle_backward(needs, args, outputs, grads):
     return (shuffle(grads[0], INVERSE[kind], factor),)
 
 
-unfold_fwd = Op(
-    f"unfold_fwd(Tensor x, {_ATTRIBUTES}) -> Tensor",
-    1,
-    Planned(_unfold),
-    _unfold_fake,
-    _unfold_backward,
-)
+unfold_fwd = Op(f"unfold_fwd(Tensor x, {_ATTRIBUTES}) -> Tensor", 1, Planned(_unfold), _unfold_fake, _unfold_backward)
 unfold_bwd = Op(
     f"unfold_bwd(Tensor dy, SymInt[] size, {_ATTRIBUTES}) -> Tensor",
     1,
@@ -76,11 +70,7 @@ unfold_bwd = Op(
     _fold_backward,
 )
 shuffle = Op(
-    "shuffle(Tensor x, str kind, int factor) -> Tensor",
-    1,
-    Planned(_shuffle),
-    _shuffle_fake,
-    _shuffle_backward,
+    "shuffle(Tensor x, str kind, int factor) -> Tensor", 1, Planned(_shuffle), _shuffle_fake, _shuffle_backward
 )
 
 

@@ -52,11 +52,7 @@ def _bwd_backward(needs, args, outputs, grads):
 
 
 grid_sample_fwd = Op(
-    f"grid_sample_fwd(Tensor x, Tensor grid, {_ATTRIBUTES}) -> Tensor",
-    2,
-    Planned(_fwd),
-    _fwd_fake,
-    _fwd_backward,
+    f"grid_sample_fwd(Tensor x, Tensor grid, {_ATTRIBUTES}) -> Tensor", 2, Planned(_fwd), _fwd_fake, _fwd_backward
 )
 grid_sample_bwd = Op(
     f"grid_sample_bwd(Tensor dy, Tensor x, Tensor grid, {_ATTRIBUTES}) -> (Tensor, Tensor)",
