@@ -46,6 +46,7 @@ from .pooling import max_pool1d, max_pool2d, max_pool3d
 from .reduction import amax, amin, max, mean, min, norm, prod, reduce_tensor, sum, vector_norm
 from .resampling import interpolate, upsample
 from .softmax import log_softmax, softmax, softmin
+from .sync_batch_norm import sync_batch_norm
 from .transform import transform_tensor
 from .unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
@@ -131,6 +132,7 @@ __all__ = [
     "softplus",
     "sum",
     "swish",
+    "sync_batch_norm",
     "tanh",
     "transform_tensor",
     "unfold",
