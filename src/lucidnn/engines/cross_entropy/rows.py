@@ -3,7 +3,7 @@
 Method: sixteen elements are the lanes of a vector (see ``_numba/vector.py``): classes of one row where these are dense,
 neighbouring rows where another axis is (nchw images). Forward reads a row for its largest logit and again, from the
 cache, for the sum of exponentials; the target's logit is picked. Where targets are probabilities or smoothed, a third
-reading sums targets times log-probabilities. Every part of the work adds up its own rows in float64, and the parts are
+reading sums targets times log-probabilities (of a smoothed class without weights, distances to the largest logit). Every part of the work adds up its own rows in float64, and the parts are
 added in their order: neither depends on the number of threads. Backward makes the probabilities anew from the logits
 and the row's log-sum-exp. A class that does not exist is an error, raised once all rows are done.
 
@@ -23,11 +23,12 @@ from ...ops.cross_entropy import by_class
 from .. import _numba as nb
 from .._numba import exponential as ne
 from .._numba import vector as nv
-from .._numba.memory import same_type
+from .._numba.memory import prefetch, same_type
 from .._row_loops import RowLoops, row_loops
 
 TYPES = ("f64", "f32", "f16", "bf16")
 GRAIN = 4096  # elements that are worth a thread
+AHEAD = 32  # rows by which lines are called for: each class is a stream, too many for a processor to follow
 KEPT = 5
 LOWEST, LOWEST_64 = -3.4028234663852886e38, -1.7976931348623157e308
 FINE = -(1 << 62)  # no class number: every class exists
@@ -61,6 +62,19 @@ def _get(p, at, step, many, absent):
             return nv.read_all(p, at)
         return nv.read(p, at, step, 0, nv.LANES)
     return nv.select(nv.between(0, many), nv.read(p, at, step, 0, many), absent)
+
+
+@nb.jitable
+def _gaps(x, at, count, most, zero):
+    """The sum of `most` less each of `count` neighbours, lane by lane."""
+    a, b = zero, zero
+    whole, w = count // (2 * nv.LANES) * (2 * nv.LANES), nv.LANES
+    for k in range(0, whole, 2 * w):
+        a = nv.add(a, ne.subtract(most, nv.read_all(x, at + k)))
+        b = nv.add(b, ne.subtract(most, nv.read_all(x, at + k + w)))
+    for k in range(whole, count, w):
+        a = nv.add(a, ne.subtract(most, ne.row_end(x, at + k, count - k, most)))
+    return nv.add(a, b)
 
 
 @nb.jitable
@@ -126,8 +140,12 @@ def _forward_part(
                 for c in range(0, classes, nv.LANES):
                     v = _get(x, x_at + c * x_step, x_step, min(nv.LANES, classes - c), nothing)
                     summed = nv.add(summed, ne.exp(ne.subtract(v, most)))
-            logs = nv.fill(nb.cast(math.log(ne.total(summed)), like))
-            if probable or smooth:
+            log_sum = nb.cast(math.log(ne.total(summed)), like)
+            logs = nv.fill(log_sum)
+            if smooth and not probable and t[HAS_WEIGHT] == 0 and x_step == 1:  # the same target everywhere
+                gaps = ne.total(_gaps(x, x_at, classes, most, zero))
+                loss = ne.multiply(shares, nv.fill(gaps + nb.cast(classes, like) * log_sum))
+            elif probable or smooth:
                 gathered = zero
                 for c in range(0, classes, nv.LANES):
                     many = min(nv.LANES, classes - c)
@@ -142,6 +160,7 @@ def _forward_part(
             step = t[LANE + X]
             most, summed = finite, zero
             for c in range(classes):
+                prefetch(x, x_at + c * x_step + AHEAD * step)
                 most = ne.larger(_get(x, x_at + c * x_step, step, lanes, nothing), most)
             for c in range(classes):
                 v = _get(x, x_at + c * x_step, step, lanes, nothing)
@@ -296,6 +315,8 @@ def _backward_part(
         for c in range(classes):
             r = nv.select(nv.equal(numbers, nv.fill(np.int64(c))), ne.subtract(zero, own), zero)
             if not from_log:
+                prefetch(x, x_at + c * x_step + AHEAD * t[LANE + X])
+                prefetch(dx, d_at + c * d_step + AHEAD * t[LANE + D])
                 v = _get(x, x_at + c * x_step, t[LANE + X], lanes, level)
                 r = nv.add(r, ne.multiply(ne.exp(ne.subtract(v, level)), summed))
                 if not plain:

@@ -4,7 +4,7 @@ Method. A set is a dense row: x's own memory where it is one, else a copy in scr
 (``_cpu.py``). Its mean and its sum of squared distances are taken in two passes over 4096 elements at a time, while
 they are in the first-level cache, with the error of the mean itself taken out; pieces are combined by Chan's formula in
 float64. Then the row is scaled, shifted, activated, and written. Backward takes the two sums of the formula in one pass
-and dx in a second. Gradients of scale and bias are summed by fixed shares of the sets, and the shares in order: the
+and dx in a second. While a row is written, the beginning of the next is called for. Gradients of scale and bias are summed by fixed shares of the sets, and the shares in order: the
 same bits on every run, whatever the number of threads.
 
 Cost: the memory traffic, as long as a row stays in the cache. Limits: the four types; sets whose elements are far
@@ -24,7 +24,7 @@ from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.activation import ACTIVATIONS
 from .. import _numba as nb
-from .._numba.memory import size_of
+from .._numba.memory import prefetch, size_of
 from ._cpu import (
     TYPES,
     activate_row,
@@ -39,6 +39,8 @@ from ._cpu_engine import OPERATIONS, CpuNormalization, plain_refusals
 from ._sets import Loop, full_roles, sets
 
 CHUNK = 4096  # elements whose mean is taken at once
+LINE = 64  # bytes that come together
+CALLED = 16  # lines of the next set: about what a core can wait for at once, more would hold up the writing
 PARTS = 16  # shares of the sets
 ALIGN = 16  # elements
 
@@ -139,6 +141,16 @@ def _finish(t, address, at, row, like):
 
 
 @nb.kernel
+def _call_for(t, tensor, address, at, like):
+    """Start to bring the beginning of a dense set, while memory would rest: another is in the cache and written."""
+    if t[TENSORS + 3 * tensor + DENSE]:
+        p = nb.pointer(address, like)
+        step = LINE // size_of(like)
+        for i in range(0, min(t[SIZE], CALLED * step), step):
+            prefetch(p, at + i)
+
+
+@nb.kernel
 def _affine(t, p, out, mean, inverse, scale, bias, q0, like):
     """Writes (p - mean) inverse scale + bias; `mean` in two parts, float64."""
     high = nb.cast(mean, like)
@@ -163,7 +175,7 @@ def _forward_part(part, slot, parts, table, x, y, mean, inverse, parameters, scr
     means, inverses = nb.pointer(mean, like), nb.pointer(inverse, like)
     scale = nb.pointer(parameters, like)
     bias = nb.pointer(parameters + t[PARAMETERS] * size_of(like), like)
-    at = np.empty(WIDTH, np.int64)
+    at, following = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
     first = scratch + 3 * slot * t[PITCH] * size_of(like)
     second = first + t[PITCH] * size_of(like)
     for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
@@ -171,6 +183,8 @@ def _forward_part(part, slot, parts, table, x, y, mean, inverse, parameters, scr
         source = _row_of(t, 0, x, at[0], first, like)
         p = nb.pointer(source, like)
         middle, squares = _moments(p, t[SIZE], t[CENTERED] != 0)
+        _place(t, min(unit + 1, t[UNITS] - 1), following)
+        _call_for(t, 0, x, following[0], like)
         factor = 1.0 / math.sqrt(squares / t[SIZE] + numbers[0])
         if t[CENTERED]:
             means[at[3]] = nb.cast(middle, like)
@@ -198,7 +212,7 @@ def _backward_part(
         for i in range(every):
             dscale[i] = zero
             dbias[i] = zero
-    at = np.empty(WIDTH, np.int64)
+    at, following = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
     first = scratch + 3 * slot * t[PITCH] * size_of(like)
     second = first + t[PITCH] * size_of(like)
     third = second + t[PITCH] * size_of(like)
@@ -240,6 +254,9 @@ def _backward_part(
                         v = g[begin + i]
                         dscale[q + i] += v * ((p[begin + i] - middle) * factor)
                         dbias[q + i] += v
+        _place(t, min(unit + 1, t[UNITS] - 1), following)
+        _call_for(t, 0, x, following[0], like)
+        _call_for(t, 1, dy, following[1], like)
         if wanted & 1:
             target = dx + at[2] * size_of(like) if t[TENSORS + 6 + DENSE] else third
             out = nb.pointer(target, like)
