@@ -3,9 +3,10 @@
 Method: sixteen elements are the lanes of a vector (see ``_numba/vector.py``): classes of one row where these are dense,
 neighbouring rows where another axis is (nchw images). Forward reads a row for its largest logit and again, from the
 cache, for the sum of exponentials; the target's logit is picked. Where targets are probabilities or smoothed, a third
-reading sums targets times log-probabilities (of a smoothed class without weights, distances to the largest logit). Every part of the work adds up its own rows in float64, and the parts are
-added in their order: neither depends on the number of threads. Backward makes the probabilities anew from the logits
-and the row's log-sum-exp. A class that does not exist is an error, raised once all rows are done.
+reading sums targets times log-probabilities; without weights a smoothed class needs only the distances to the largest
+logit. Every part of the work adds up its own rows in float64, and the parts are added in their order: neither depends
+on the number of threads. Backward makes the probabilities anew from the logits and the row's log-sum-exp. A class that
+does not exist is an error, raised once all rows are done.
 
 Cost: the memory traffic and an exponential an element. Limit: five kept axes after merging, which is all that tensors
 of up to six axes can have.

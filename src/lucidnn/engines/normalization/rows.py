@@ -4,8 +4,8 @@ Method. A set is a dense row: x's own memory where it is one, else a copy in scr
 (``_cpu.py``). Its mean and its sum of squared distances are taken in two passes over 4096 elements at a time, while
 they are in the first-level cache, with the error of the mean itself taken out; pieces are combined by Chan's formula in
 float64. Then the row is scaled, shifted, activated, and written. Backward takes the two sums of the formula in one pass
-and dx in a second. While a row is written, the beginning of the next is called for. Gradients of scale and bias are summed by fixed shares of the sets, and the shares in order: the
-same bits on every run, whatever the number of threads.
+and dx in a second. While a row is written, the beginning of the next is called for. Gradients of scale and bias are
+summed by fixed shares of the sets, and the shares in order: the same bits on every run, whatever the number of threads.
 
 Cost: the memory traffic, as long as a row stays in the cache. Limits: the four types; sets whose elements are far
 apart while neighbours belong to other sets are better served by ``norm.columns``.

@@ -1,16 +1,18 @@
 """``reduce.blocked``: every reduction and its gradient on a CPU, any axes, types and strides, in Numba.
 
-Method, forward: a block of up to `BLOCK` lanes keeps a result each, in the first-level cache, while the reduced points
-pass by; every step is one short loop over neighbours that LLVM turns into vectors. The lanes lie along the loop that is
-innermost in memory: kept ones end as a result each, reduced ones are combined at the end. Few kept channels that are
-innermost (a picture of three colours) go into the lanes together with the reduced points behind them, and the lanes are
-combined in steps of that period. 16-bit values and strided ones pass through a buffer of float32.
+Method, forward, where neighbours in memory are kept: a block of up to `BLOCK` lanes keeps a result each, in the
+first-level cache, while the reduced points pass by; every step is one short loop over neighbours that LLVM turns into
+vectors. Few kept channels that are innermost (a picture of three colours) go into the lanes together with the reduced
+points behind them, and the lanes are combined in steps of that period. Where neighbours are reduced, a lane is a run of
+them, combined in registers and in float64 beyond 1024 values, four far runs side by side (``_rows.py``). 16-bit values
+and strided ones pass through a buffer of float32.
 
 Where the result is small, or a lane would sum thousands of values one after another, the reduced points are cut into
 parts, fixed by the problem; each leaves its block in the workspace, and a second loop combines them in order.
 
 Backward: blocks of dx, each read, computed and written by loops over a buffer. The extremes without an index first
-count who is equal to y, products first multiply what is not 0 and count the zeros. The kernels are in ``_blocks.py``.
+count who is equal to y, products first multiply what is not 0 and count the zeros. The kernels are in ``_blocks.py``
+and ``_rows.py``.
 
 Cost: the memory traffic of x, once (two or three times where it is counted first). No limits beside the four types.
 """
