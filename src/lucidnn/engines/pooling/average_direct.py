@@ -238,6 +238,7 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
     for i in range(t[WIDTH]):
         row[i] = nb.accumulator(like)
     left, stride, before, taps, gap = t[LEFT], t[STRIDE], t[BEFORE], t[TAPS], t[DILATION + 2]
+    divided, shares = 1.0, nv.fill(nb.cast(1.0, norm))
     begin, end_unit = t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts
     n, i1, i2, i3, chunk = _coordinates(begin, t)
     for unit in range(begin, end_unit):
@@ -331,8 +332,9 @@ def _backward_part(part, parts, dy_at, dx_at, x_at, y_at, scratch, table, floats
                         for k in range(q_first, q_end):
                             q = t[t[SECOND + 2] + k]
                             at = n * t[Y] + c + o * t[Y + 2] + p * t[Y + 3] + q * t[Y + 4]
-                            share = 1.0 / (f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p] * f[t[WEIGHTS + 2] + q])
-                            shares = nv.fill(nb.cast(share, norm))
+                            weight = f[t[WEIGHTS] + o] * f[t[WEIGHTS + 1] + p] * f[t[WEIGHTS + 2] + q]
+                            if weight != divided:  # mostly all are the same, and a division takes as long as the rest
+                                divided, shares = weight, nv.fill(nb.cast(1.0 / weight, norm))
                             v0 = nv.add(v0, times(nv.read_all(dy, at), shares))
                             v1 = nv.add(v1, times(nv.read_all(dy, at + nv.LANES), shares))
                             v2 = nv.add(v2, times(nv.read_all(dy, at + 2 * nv.LANES), shares))
