@@ -4,6 +4,7 @@ A program takes a block of output points, works out their neighbours along each 
 through the channels a block at a time. `TURNED` tiles have points, not channels, as neighbours in memory.
 """
 
+import math
 from typing import Any
 
 import triton
@@ -181,14 +182,14 @@ def turned(problem: Problem) -> bool:
 def configs(problem: Problem) -> list[Config]:
     """Blocks of points by channels, in the order of memory."""
     points = problem["y" if "y" in problem.tensors else "dy"]
-    many = points.numel // points.shape[1]
+    many = max(_points(problem), 1)
     found = []
     for elements, warps in ((512, 4), (1024, 4), (256, 2)):
         if turned(problem):
             width = min(128, triton.next_power_of_2(many))
-            block_c = max(1, min(elements // width, triton.next_power_of_2(points.shape[1])))
+            block_c = max(1, min(elements // width, triton.next_power_of_2(max(points.shape[1], 1))))
         else:
-            block_c = min(128, triton.next_power_of_2(points.shape[1]))
+            block_c = min(128, triton.next_power_of_2(max(points.shape[1], 1)))
             width = max(1, min(elements // block_c, triton.next_power_of_2(many)))
         config = {"BLOCK_P": width, "BLOCK_C": block_c, "num_warps": warps, "num_stages": 1}
         if config not in found:
@@ -198,8 +199,17 @@ def configs(problem: Problem) -> list[Config]:
 
 def tiles(problem: Problem, config: Config) -> int:
     """How many programs."""
-    points = problem["y" if "y" in problem.tensors else "dy"]
-    return -(-(points.numel // points.shape[1]) // config["BLOCK_P"])
+    return -(-_points(problem) // config["BLOCK_P"])
+
+
+def has_points(problem: Problem) -> bool:
+    """Whether there is something to take samples of."""
+    return math.prod(problem["x"].shape[2:]) > 0
+
+
+def _points(problem: Problem) -> int:
+    shape = problem["y" if "y" in problem.tensors else "dy"].shape
+    return shape[0] * math.prod(shape[2:])
 
 
 def sample_arguments(
@@ -210,9 +220,9 @@ def sample_arguments(
     forward = op.name == "grid_sample_fwd"
     x, grid, y = problem["x"], problem["grid"], problem["y" if forward else "dy"]
     in_size, out_size = three(x.shape[2:], 1), three(y.shape[2:], 1)
-    ndim, pixels = x.ndim - 2, x.numel // (x.shape[0] * x.shape[1])
+    ndim, pixels = x.ndim - 2, math.prod(x.shape[2:])
     aside = turned(problem)
-    points = y.numel // y.shape[1]
+    points = _points(problem)
     dgrid = problem.tensors.get("dgrid")
     args: dict[str, Argument] = {
         "x": "x", "places": "grid", "y": "y" if forward else "dy", "sums": sums, "dgrid": "dgrid" if dgrid else None,

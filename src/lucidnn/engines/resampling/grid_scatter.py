@@ -19,7 +19,7 @@ from ...ops.convolution import five_strides, three
 from ...ops.grid_sample import TAPS
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
-from ._grid import TYPES, configs, grid_sample, sample_arguments, tiles, turned
+from ._grid import TYPES, configs, grid_sample, has_points, sample_arguments, tiles, turned
 
 BLOCK = 1024
 
@@ -65,7 +65,10 @@ class GridScatter(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        r.require_tensors(problem.items, TYPES, elements=True)
+        r.require_tensors(problem.items, TYPES)
+        r.require(
+            has_points(problem) or not tiles(problem, self.configs(problem)[0]), "points in x", problem["x"].shape
+        )
         op: Any = problem.op
         r.require("dx" in problem.tensors, "gradients = both or x", op.gradients)
         if not r:
@@ -87,7 +90,7 @@ class GridScatter(TritonEngine):
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
         x, dx = problem["x"], problem["dx"]
-        sums = Slice(0, "f64" if x.dtype == "f64" else "f32")
+        sums = Slice(0, "f64" if x.dtype == "f64" else "f32") if x.numel else None
         blocks = -(-x.numel // BLOCK)
         each = {"WIDE": max(x.numel + BLOCK, dx.span) > INT32, "BLOCK": BLOCK}
         args, constexprs = sample_arguments(problem, config, sums)
@@ -95,8 +98,9 @@ class GridScatter(TritonEngine):
         ending: dict[str, Argument] = {"sums": sums, "dx": "dx", "TOTAL": x.numel, "C": x.shape[1]}
         ending |= dict(zip("DHW", three(x.shape[2:], 1), strict=True))
         ending |= {f"{axis}_stride": s for axis, s in zip("ncdhw", five_strides(dx), strict=True)}
-        return [
-            Launch(clear, (blocks,), {"sums": sums, "TOTAL": x.numel}, each),
-            Launch(grid_sample, grid, args, constexprs, config["num_warps"], config["num_stages"]),
-            Launch(round_sums, (blocks,), ending, {**each, "PIXELS": turned(problem)}),
-        ]
+        clearing = Launch(clear, (blocks,), {"sums": sums, "TOTAL": x.numel}, each) if blocks else None
+        rounding = Launch(round_sums, (blocks,), ending, {**each, "PIXELS": turned(problem)}) if blocks else None
+        sampling = None
+        if grid[0]:
+            sampling = Launch(grid_sample, grid, args, constexprs, config["num_warps"], config["num_stages"])
+        return [launch for launch in (clearing, sampling, rounding) if launch]

@@ -15,7 +15,7 @@ from ...core.problem import Problem
 from ...ops.grid_sample import TAPS
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
-from ._grid import TYPES, configs, grid_sample, sample_arguments, tiles
+from ._grid import TYPES, configs, grid_sample, has_points, sample_arguments, tiles
 
 
 class GridTiled(TritonEngine):
@@ -24,7 +24,10 @@ class GridTiled(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        r.require_tensors(problem.items, TYPES, elements=True)
+        r.require_tensors(problem.items, TYPES)
+        r.require(
+            has_points(problem) or not tiles(problem, self.configs(problem)[0]), "points in x", problem["x"].shape
+        )
         r.require("dx" not in problem.tensors, "gradients = grid", getattr(problem.op, "gradients", ""))
         if not r:
             blocks = min(tiles(problem, c) for c in self.configs(problem))
@@ -38,10 +41,12 @@ class GridTiled(TritonEngine):
         op: Any = problem.op
         y = problem["y" if "y" in problem.tensors else "dy"]
         moved = problem.bytes + 0.1 * y.nbytes * TAPS[op.mode] ** (y.ndim - 2)
-        busy = min(1.0, tiles(problem, config) / problem.target.processors)
+        busy = max(min(1.0, tiles(problem, config) / problem.target.processors), 1e-3)
         return roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.7 * busy)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
+        if not tiles(problem, config):
+            return []
         args, constexprs = sample_arguments(problem, config, sums=None)
         grid = (tiles(problem, config),)
         return [Launch(grid_sample, grid, args, constexprs, config["num_warps"], config["num_stages"])]

@@ -136,13 +136,15 @@ class Tiled(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r = Refusals()
-        r.require_tensors(problem.items, TYPES, elements=True)
-        if not r:
+        r.require_tensors(problem.items, TYPES)
+        if not r and not problem.is_empty:
             tiles = min(math.prod(_grid(problem, c)) for c in self.configs(problem))
             r.require(tiles <= INT32, f"at most {INT32} tiles", tiles)
         return r
 
     def configs(self, problem: Problem) -> list[Config]:
+        if problem.is_empty:
+            return [{"BLOCK_R": 1, "BLOCK_L": 16, "num_warps": 4, "num_stages": 1}]
         rows, lanes, _ = _shape(problem)
         widest = min(triton.next_power_of_2(lanes), 256)
         # The block of lanes that wastes least, with a price for narrow ones: their accesses are short.
@@ -158,6 +160,8 @@ class Tiled(TritonEngine):
         return found
 
     def cost(self, problem: Problem, config: Config) -> float:
+        if problem.is_empty:
+            return roofline(problem, flops=0.0)
         rows, lanes, pixels = _shape(problem)
         taps = math.prod(m.taps for m in Resampling.of(problem).maps)
         tiles = math.prod(_grid(problem, config))
@@ -169,9 +173,13 @@ class Tiled(TritonEngine):
         return roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.85 * busy)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
+        if problem.is_empty:  # then the result is, too: neither of its spatial sizes may be 0
+            return []
         return self._launches(problem, config, {"starts": NOWHERE, "weights": NOWHERE})
 
     def build(self, problem: Problem, config: Config) -> Run:
+        if problem.is_empty:
+            return super().build(problem, config)
         maps = Resampling.of(problem).maps
         real = np.float64 if problem.items[0][1].dtype == "f64" else np.float32
         tables = {
