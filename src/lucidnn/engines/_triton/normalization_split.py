@@ -16,11 +16,20 @@ from .normalization import inner_places, outer_places, steps
 
 
 @triton.jit
-def _start(COLUMNS, O0, O1, OUTER: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, CHUNKS):
-    """Which columns, which chunk, and the indices of the outer loops."""
+def _start(
+    COLUMNS, O0, O1, OUTER: tl.constexpr, WIDE: tl.constexpr, BLOCK_C: tl.constexpr, CHUNKS,
+    BACKWARDS: tl.constexpr = False,
+):  # fmt: skip
+    """Which columns, which chunk, and the indices of the outer loops.
+
+    `BACKWARDS` from the end: what the pass before read last may still be in the second-level cache.
+    """
     blocks = tl.cdiv(COLUMNS, BLOCK_C)
-    block = tl.program_id(0) % blocks
-    rest = tl.program_id(0) // blocks
+    pid = tl.program_id(0)
+    if BACKWARDS:
+        pid = tl.num_programs(0) - 1 - pid
+    block = pid % blocks
+    rest = pid // blocks
     chunk = rest % CHUNKS
     outer = rest // CHUNKS
     c = block * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -125,7 +134,7 @@ def norm_split_fwd(
 ):  # fmt: skip
     """Scale, shift and activation, a tile a block."""
     FLOAT: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
-    c, chunk, outer, i0, i1, i2 = _start(COLUMNS, O0, O1, OUTER, WIDE, BLOCK_C, CHUNKS)
+    c, chunk, outer, i0, i1, i2 = _start(COLUMNS, O0, O1, OUTER, WIDE, BLOCK_C, CHUNKS, True)
     s = chunk * BLOCK_S + tl.arange(0, BLOCK_S)
     in_c = c < COLUMNS
     k0, k1, k2 = inner_places(s, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, INNER)
@@ -271,7 +280,7 @@ def norm_split_bwd(
 ):  # fmt: skip
     """The gradient of x, a tile a block."""
     FLOAT: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
-    c, chunk, outer, i0, i1, i2 = _start(COLUMNS, O0, O1, OUTER, WIDE, BLOCK_C, CHUNKS)
+    c, chunk, outer, i0, i1, i2 = _start(COLUMNS, O0, O1, OUTER, WIDE, BLOCK_C, CHUNKS, True)
     s = chunk * BLOCK_S + tl.arange(0, BLOCK_S)
     in_c = c < COLUMNS
     k0, k1, k2 = inner_places(s, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, INNER)

@@ -290,7 +290,7 @@ class AverageTiled(TritonEngine):
         points = g.axes[0].longest * g.axes[2].longest * _lines(spread, used)
         # A window point costs a load that hits the first-level cache, at about twenty times the memory's rate; a thread
         # that has more points than are written out waits for each.
-        # With columns as lanes the windows' rows are also gone from that cache before all of their points are asked for.
+        # With columns as lanes a window's row is also gone from that cache before all of its points are asked for.
         columns = self._shape(problem, config["GROUP"])[2]
         late = 1.0 if points <= UNROLLED else 100.0 if columns else 4.0
         moved = problem.bytes + late * 0.05 * waste * points * problem.items[0][1].itemsize * rows * lanes
