@@ -177,6 +177,10 @@ rms_norm_fwd x=bf16[1,1] scale=f32[1]
 rms_norm_bwd dy=f32[1,1] x=f32[1,1] inv_variance=f32[1,1] scale=f32[1]
 group_norm_fwd x=f32[1,1,1] scale=f32[1] bias=f32[1] act=silu
 group_norm_bwd dy=f32[1,1] x=f32[1,1] mean=f32[1,1] inv_variance=f32[1,1] scale=f32[1] bias=f32[1] act=silu
+lrn_fwd x=f32[1,1]
+lrn_bwd dy=f32[1,1] x=f32[1,1]
+divisive_norm_fwd x=f32[1,1,1] means=f32[1,1,1]
+divisive_norm_bwd dy=f32[1,1,1] x=f32[1,1,1] means=f32[1,1,1]
 softmax_fwd x=f32[1,1]
 softmax_bwd y=f32[1] dy=f32[1] axes=0
 cross_entropy_fwd x=f32[1,1] target=i64[1] ignore_index=1

@@ -48,6 +48,8 @@ rms_norm_fwd x=f16[6,2]@(1,{FAR}) scale=f16[2]
 rms_norm_bwd dy=f16[2,6]@({FAR},1) x=f16[2,6] inv_variance=f32[2,1] scale=f16[6]
 group_norm_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@({FAR},36,6,1) groups=2 act=relu
 group_norm_bwd dy=f16[2,8,9]@({FAR},1,8) x=f16[2,8,9] mean=f32[2,4] inv_variance=f32[2,4] groups=4
+lrn_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
+lrn_bwd dy=f16[2,8,6] x=f16[2,8,6]@({FAR},6,1) dx=f16[2,8,6]@({FAR},6,1)
 softmax_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
 softmax_fwd x=f16[6,2]@(1,{FAR}) axes=1 log=1
 softmax_bwd y=f16[2,8,6]@({FAR},6,1) dy=f16[2,8,6] dx=f16[2,8,6]@({FAR},6,1) axes=2

@@ -85,6 +85,9 @@ unfold_fwd x=bf16[8,16,28,28] window=3 padding=1
 unfold_bwd dy=f32[8,144,784] size=28 window=3 padding=1
 grid_sample_fwd x=bf16[8,16,28,28] grid=bf16[8,28,28,2]
 grid_sample_bwd dy=f32[8,16,28,28]@nhwc x=f32[8,16,28,28]@nhwc grid=f32[8,28,28,2]
+lrn_fwd x=bf16[16,64,28,28]@nhwc
+lrn_bwd dy=f32[8,64,28,28] x=f32[8,64,28,28]
+divisive_norm_fwd x=bf16[8,64,28,28] means=bf16[8,64,28,28]
 softmax_fwd x=bf16[512,4096]
 softmax_fwd x=bf16[16,21001] axes=1 log=1
 softmax_bwd y=f32[8,64,28,28] dy=f32[8,64,28,28] log=1

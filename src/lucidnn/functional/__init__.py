@@ -39,6 +39,7 @@ from .dropout import DropoutGenerator, alpha_dropout, dropout, dropout1d, dropou
 from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, set_tensor
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .grid_sample import affine_grid, grid_sample
+from .local_response import divisive_normalization, local_response_norm
 from .modes import POINTWISE_MODES, activation_backward, clipped_relu, clipped_relu_backward, pointwise_mode, swish
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
@@ -79,6 +80,7 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "cross_entropy",
+    "divisive_normalization",
     "dropout",
     "dropout1d",
     "dropout2d",
@@ -97,6 +99,7 @@ __all__ = [
     "layer_norm",
     "leaky_relu",
     "linear",
+    "local_response_norm",
     "log_softmax",
     "lp_pool1d",
     "lp_pool2d",

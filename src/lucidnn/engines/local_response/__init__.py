@@ -1,0 +1,1 @@
+"""Engines of local response and divisive normalization, one to a file."""
