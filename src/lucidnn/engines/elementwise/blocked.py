@@ -31,7 +31,13 @@ GRAIN = 16384  # points that are worth a thread
 PARTS = 64
 SLOTS = ("x", "b", "t", "z", "y", INDEX)
 OUTER, UNITS, CHUNKS, LANES, CODE = 0, 1, 2, 3, 4
-TYPE, STEP, LOOPS, ROW = 5, 11, 17, 7  # five types and steps of the innermost loop, then a row for each outer loop
+TYPE, DIRECT, STEP, LOOPS, ROW = (
+    5,
+    10,
+    11,
+    17,
+    7,
+)  # five types and steps of the innermost loop, then a row for each outer loop
 CODES = {name: mode.code for name, mode in MODES.items()}
 
 
@@ -194,6 +200,21 @@ def _unary(code, count, v, lower, upper, slope):
 ) = range(len(MODES))  # fmt: skip
 
 
+@nb.separate
+def _direct(code, x, x_at, b, b_at, y, y_at, count):
+    """Sum, difference or product of float32 neighbours, past the buffers."""
+    p, q, r = nb.pointer(x, np.float32(0)), nb.pointer(b, np.float32(0)), nb.pointer(y, np.float32(0))
+    if code == ADD:
+        for i in range(count):
+            r[y_at + i] = p[x_at + i] + q[b_at + i]
+    elif code == SUB:
+        for i in range(count):
+            r[y_at + i] = p[x_at + i] - q[b_at + i]
+    else:
+        for i in range(count):
+            r[y_at + i] = p[x_at + i] * q[b_at + i]
+
+
 @nb.kernel
 def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
     t, numbers = nb.pointer(table, np.int64(0)), nb.pointer(numbers, like)
@@ -208,6 +229,9 @@ def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
             here, rest = rest % t[row], rest // t[row]
             for slot in range(6):
                 at[slot] += here * t[row + 1 + slot]
+        if t[DIRECT]:
+            _direct(t[CODE], x, at[0], b, at[1], y, at[4], count)
+            continue
         if t[CODE] == GEN_INDEX:
             for i in range(count):
                 v[i] = nb.cast(at[5] + i * t[STEP + 5], v[0])
@@ -265,10 +289,13 @@ class Blocked(Engine):
         strides = [loops.strides.get(slot, (0,) * len(loops.sizes)) for slot in SLOTS]
         kinds = [KINDS[tensors[slot].dtype] if slot in tensors else -1 for slot in SLOTS[:5]]
         lanes = loops.sizes[-1]
+        plain = op.alpha1 == op.alpha2 == 1.0 and "z" not in tensors and {t.dtype for t in tensors.values()} == {"f32"}
+        steps = [strides[SLOTS.index(role)][-1] for role in ("x", "b", "y")]
+        direct = int(op.mode in ("add", "sub", "mul") and plain and steps == [1, 1, 1])
         chunks = -(-lanes // BLOCK)
         units = loops.rows * chunks
         outer = [n for i, size in enumerate(loops.sizes[:-1]) for n in (size, *(s[i] for s in strides))]
-        head = [len(loops.sizes) - 1, units, chunks, lanes, CODES[op.mode], *kinds, 0, *(s[-1] for s in strides)]
+        head = [len(loops.sizes) - 1, units, chunks, lanes, CODES[op.mode], *kinds, direct, *(s[-1] for s in strides)]
         table = np.array([*head, *outer], dtype=np.int64)
         # Whole numbers have no limits: infinite ones could not be written down.
         limits = [op.lower, op.upper, op.slope] if not whole else [0, 0, 0]
