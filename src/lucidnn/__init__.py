@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import backends, functional, ops, testing, torch
+    from . import backends, functional, nn, ops, testing, torch
     from .core.descriptor import TensorDescriptor
     from .core.engine import Engine
     from .core.errors import (
@@ -98,6 +98,7 @@ _PUBLIC: dict[str, str | None] = {
     "Target": "lucidnn.core.target",
     "backends": None,
     "functional": None,
+    "nn": None,
     "ops": None,
     "testing": None,
     "torch": None,
