@@ -59,3 +59,16 @@ def test_a_large_mean_does_not_drown_the_variance(name: str) -> None:
     assert (
         float((inverse / expected - 1).abs().max()) < 1e-4
     )  # a difference of squares would be off by the variance itself
+
+
+@pytest.mark.parametrize("name", ["norm.group_triton", "norm.split_triton"])
+def test_values_far_from_zero_keep_their_variance(name: str) -> None:
+    problem = Problem.parse("group_norm_fwd x=f32[2,4,20,20] groups=2", TARGET)
+    engine = registry.get(name)
+    config = {**engine.configs(problem)[-1], "BLOCK_S": 64}
+    x = 1e4 + torch.randn(2, 4, 20, 20, generator=torch.Generator().manual_seed(0))
+    outputs = [torch.empty(problem[role].shape) for role in problem.outputs]
+    space = torch.empty(engine.workspace_size(problem, config) + 256, dtype=torch.uint8)
+    engine.build(problem, config)((x, *outputs), space)
+    exact = 1 / torch.sqrt(x.double().reshape(2, 2, -1).var(-1, unbiased=False) + problem.op.epsilon)
+    torch.testing.assert_close(outputs[-1].double(), exact, rtol=1e-6, atol=0)

@@ -67,6 +67,12 @@ def steps(k0, k1, k2, s0, s1, s2, LOOPS: tl.constexpr):
 
 
 @triton.jit
+def shift_of(first):
+    """What to take off the values of a set, so that those far from 0 lose nothing in sums: its first one, if finite."""
+    return tl.where(first - first == 0, first, 0.0).to(first.dtype)
+
+
+@triton.jit
 def norm_dense(
     source, out, COUNT, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, s0, s1, s2, LOOPS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -12,7 +12,7 @@ import triton.language as tl
 from .epilogue import activate, activate_grad, convert
 from .index import columns as along
 from .index import rows as across
-from .normalization import inner_places, outer_places, steps
+from .normalization import inner_places, outer_places, shift_of, steps
 
 
 @triton.jit
@@ -42,12 +42,15 @@ def _start(
 
 @triton.jit
 def norm_split_statistics(
-    x, means, squares, COLUMNS, STEPS, CHUNKS, TRIPS, O0, O1, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift,
+    x, means, squares, COLUMNS, STEPS, CHUNKS, TRIPS, EACH, O0, O1, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift,
     x_0_stride, x_1_stride, x_2_stride, x_c_stride, x_k0_stride, x_k1_stride, x_k2_stride,
     OUTER: tl.constexpr, INNER: tl.constexpr, CENTERED: tl.constexpr, TURNED: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Mean and sum of squared distances of a chunk of each column, by Welford's update in every element of the tile."""
+    """Mean and sum of squared distances of a chunk of each column, by Welford's update in every element of the tile.
+
+    Means are without the `shift_of` the column's set.
+    """
     FLOAT: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     AXIS: tl.constexpr = 0 if TURNED else 1  # of the steps
     c, chunk, outer, i0, i1, i2 = _start(COLUMNS, O0, O1, OUTER, WIDE, BLOCK_C, CHUNKS)
@@ -59,6 +62,9 @@ def norm_split_statistics(
     m = tl.zeros((BLOCK_S, BLOCK_C) if TURNED else (BLOCK_C, BLOCK_S), dtype=FLOAT)
     q = tl.zeros((BLOCK_S, BLOCK_C) if TURNED else (BLOCK_C, BLOCK_S), dtype=FLOAT)
     one = tl.full((), 1.0, dtype=FLOAT)
+    if CENTERED:
+        first_x = steps(i0, i1, i2, x_0_stride, x_1_stride, x_2_stride, OUTER) + c // EACH * EACH * x_c_stride
+        shift = across(shift_of(convert(tl.load(x + first_x, mask=c < COLUMNS, other=0.0), FLOAT)), TURNED)
     for trip in tl.range(0, trips, num_stages=STAGES):
         s = first + trip * BLOCK_S + lane
         k0, k1, k2 = inner_places(s, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, INNER)
@@ -66,6 +72,7 @@ def norm_split_statistics(
         ok = in_c & along(s < STEPS, TURNED)
         v = convert(tl.load(xs + along(at, TURNED), mask=ok, other=0.0), FLOAT)
         if CENTERED:
+            v = v - shift
             d = tl.where(ok, v - m, 0.0)
             m += d * (one / (trip + 1))
             q += d * (v - m)
@@ -84,7 +91,8 @@ def norm_split_statistics(
 
 @triton.jit
 def norm_split_finish(
-    means, squares, mean, inverse, epsilon, COLUMNS, STEPS, CHUNKS, PER, SETS, EACH, O0, O1,
+    x, means, squares, mean, inverse, epsilon, COLUMNS, STEPS, CHUNKS, PER, SETS, EACH, O0, O1,
+    x_0_stride, x_1_stride, x_2_stride, x_c_stride,
     m_0_stride, m_1_stride, m_2_stride, m_c_stride, v_0_stride, v_1_stride, v_2_stride, v_c_stride,
     OUTER: tl.constexpr, CENTERED: tl.constexpr, WIDE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +113,9 @@ def norm_split_finish(
             acc += n[None, :] * tl.load(means + place, mask=ok, other=0.0)
         center = tl.sum(acc, axis=1) / EACH / STEPS
         at = steps(i0, i1, i2, m_0_stride, m_1_stride, m_2_stride, OUTER) + g * m_c_stride
-        tl.store(mean + at, center, mask=g < SETS)
+        first_x = steps(i0, i1, i2, x_0_stride, x_1_stride, x_2_stride, OUTER) + g * EACH * x_c_stride
+        shift = shift_of(convert(tl.load(x + first_x, mask=g < SETS, other=0.0), FLOAT))
+        tl.store(mean + at, center + shift, mask=g < SETS)
     total = tl.zeros((BLOCK_G, BLOCK), dtype=FLOAT)
     for first in range(0, CHUNKS * EACH, BLOCK):
         e = first + tl.arange(0, BLOCK)

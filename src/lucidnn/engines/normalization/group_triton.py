@@ -27,7 +27,7 @@ from ...ops.activation import ACTIVATIONS
 from .._triton.epilogue import activate, activate_grad, convert
 from .._triton.index import INT32, columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
-from .._triton.normalization import Parameters, inner_places, loop_arguments, steps, summing
+from .._triton.normalization import Parameters, inner_places, loop_arguments, shift_of, steps, summing
 from ._sets import Loop, full_roles, sets
 
 TYPES = ("f64", "f32", "f16", "bf16")
@@ -63,10 +63,12 @@ def norm_group_fwd(
     in_c = rows(c < EACH, TURNED)
     xs = x + (n * x_n_stride + g * x_g_stride) + rows(c * x_c_stride, TURNED)
     ys = y + (n * y_n_stride + g * y_g_stride) + rows(c * y_c_stride, TURNED)
+    shift = shift_of(convert(tl.load(x + (n * x_n_stride + g * x_g_stride)), FLOAT))
     if WHOLE:
         at = _points(lane, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, x_0_stride, x_1_stride, x_2_stride, INNER)
         ok = in_c & columns(lane < POINTS, TURNED)
         v = convert(tl.load(xs + columns(at, TURNED), mask=ok, other=0.0), FLOAT)
+        v = tl.where(ok, v - shift, 0.0)
         center = tl.sum(tl.sum(v, axis=1), axis=0) / SIZE
         d = tl.where(ok, v - center, 0.0)
         squares = tl.sum(tl.sum(d * d, axis=1), axis=0)
@@ -79,7 +81,7 @@ def norm_group_fwd(
             s = trip * BLOCK_S + lane
             at = _points(s, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, x_0_stride, x_1_stride, x_2_stride, INNER)
             ok = in_c & columns(s < POINTS, TURNED)
-            u = convert(tl.load(xs + columns(at, TURNED), mask=ok, other=0.0), FLOAT)
+            u = convert(tl.load(xs + columns(at, TURNED), mask=ok, other=0.0), FLOAT) - shift
             d = tl.where(ok, u - m, 0.0)
             m += d * (one / (trip + 1))
             q += d * (u - m)
@@ -89,7 +91,7 @@ def norm_group_fwd(
         d = m - center
         squares = tl.sum(tl.sum(q + weight * d * d, axis=1), axis=0)
     factor = 1.0 / tl.sqrt(squares / SIZE + epsilon)
-    tl.store(mean + (n * m_n_stride + g * m_g_stride), center)
+    tl.store(mean + (n * m_n_stride + g * m_g_stride), center + shift)
     tl.store(inverse + (n * v_n_stride + g * v_g_stride), factor)
     a = factor
     if scale is not None:
@@ -108,7 +110,7 @@ def norm_group_fwd(
             s = (trips - 1 - back) * BLOCK_S + lane  # what was read last is nearest
             at = _points(s, I0, i0_mul, i0_shift, I1, i1_mul, i1_shift, x_0_stride, x_1_stride, x_2_stride, INNER)
             ok = in_c & columns(s < POINTS, TURNED)
-            u = convert(tl.load(xs + columns(at, TURNED), mask=ok, other=0.0), FLOAT)
+            u = convert(tl.load(xs + columns(at, TURNED), mask=ok, other=0.0), FLOAT) - shift
             r = (u - center) * a
             if bias is not None:
                 r = r + b

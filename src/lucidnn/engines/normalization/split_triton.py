@@ -198,14 +198,15 @@ class SplitTriton(TritonEngine):
         found = list(plan.dense.launches)
         if not backward:
             args = {"x": "x", "means": first if centered else None, "squares": second, "CHUNKS": plan.chunks}
-            args |= numbers | {"TRIPS": plan.trips} | self._strides(problem, {"x": "x"})
+            args |= numbers | {"TRIPS": plan.trips, "EACH": v.each} | self._strides(problem, {"x": "x"})
             constants = flags | {"CENTERED": centered, "STAGES": 2}
             found.append(Launch(norm_split_statistics, chunked, args, constants, warps, 1))
             args = {
-                "means": first if centered else None, "squares": second, **common,
+                "x": "x", "means": first if centered else None, "squares": second, **common,
                 "epsilon": Real(op.epsilon, plan.real), "COLUMNS": v.column.size, "STEPS": v.steps,  # type: ignore
                 "CHUNKS": plan.chunks, "PER": plan.trips * config["BLOCK_S"], "SETS": v.sets, "EACH": v.each,
                 **loop_arguments([loop.size for loop in v.outer], "O"), **statistics,
+                **self._strides(problem, {"x": "x"}, False),
             }  # fmt: skip
             constants = {"OUTER": len(v.outer), "CENTERED": centered, "WIDE": flags["WIDE"]}
             constants |= {"BLOCK_G": few, "BLOCK": small}
