@@ -52,7 +52,7 @@ def _peer(name: str, make: Callable[[Problem], Callable[..., torch.Tensor]], pro
         """Autograd through it, the graph kept."""
         with torch.enable_grad():
             x = t["x"].detach().requires_grad_()
-            y = function(x, *[t["means"]] * ("means" in t))
+            y = function(x, *[t[role] for role in ("means",) if role in t])
         return lambda: torch.autograd.grad(y, x, t["dy"], retain_graph=True)[0]
 
     if problem.op.name.endswith("fwd"):
