@@ -159,6 +159,8 @@ def check(name: str, dtype: torch.dtype, whole: bool, case: Case, device: str = 
     for sample in _samples(name, dtype, device, case, whole):
         try:
             native = _run(entry, sample, twice)
+        except NotImplementedError:  # for this type, whatever the database says
+            continue
         except RuntimeError:  # some second derivatives of the framework fail on some of its own samples
             twice = False
             native = _run(entry, sample, twice)

@@ -24,7 +24,7 @@ def suggests_last(t: torch.Tensor) -> bool:
     (True, True, False, False)
     """
     shape, strides = t.shape, t.stride()
-    if len(strides) not in (4, 5) or strides[1] > strides[-1] or 0 in shape:
+    if len(strides) not in (4, 5) or not 0 < strides[1] <= strides[-1] or 0 in shape:
         return False
     least = 0
     for axis in (1, *range(len(strides) - 1, 1, -1), 0):
