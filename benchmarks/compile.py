@@ -15,8 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
+from lucidnn import backends
 from lucidnn.core.problem import Problem
-from lucidnn.tuning import FIND_CANDIDATES
 
 Task = tuple[str, str, dict]
 
@@ -51,7 +51,7 @@ def _tasks(problem: Problem, policies: Sequence[str]) -> list[Task]:
         configs = c.engine.configs(problem) if "find" in policies else [c.config]
         entries += [(c.engine.cost(problem, config), c.engine.name, dict(config)) for config in configs]
     entries.sort(key=lambda entry: entry[0])
-    wanted = FIND_CANDIDATES if "find" in policies else 1
+    wanted = (backends.limit() or None) if "find" in policies else 1
     return [(str(problem), name, config) for _, name, config in entries[:wanted]]
 
 

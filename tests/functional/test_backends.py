@@ -96,3 +96,20 @@ def test_version_and_availability():
     )
     assert backends.is_available() and backends.is_available("cuda") is torch.cuda.is_available()
     assert not backends.is_acceptable(torch.ones(2).to_sparse()) and not backends.is_acceptable(torch.ones(2).int())
+
+
+def test_the_functions_follow_too():
+    x, w = torch.randn(1, 3, 6, 6), torch.randn(4, 3, 3, 3)
+    chosen = []
+    for fixed in (False, True):
+        with backends.flags(deterministic=fixed), lucidnn.observe() as plans:
+            lucidnn.functional.conv2d(x, w)
+        chosen.append(plans[0])
+    assert chosen[0].problem == chosen[1].problem and "nondeterministic" not in chosen[1].engine.notes
+    with backends.flags(deterministic=True), lucidnn.using(exclude_notes=("deterministic",)):
+        assert backends.effective(cuda=False).exclude_notes == ("deterministic",)
+
+
+def test_nothing_to_compute_is_no_fall_back():
+    with lucidnn.using(no_fallback=True):
+        assert lucidnn.functional.softmax(torch.ones(5, 0, 3), 2).shape == (5, 0, 3)

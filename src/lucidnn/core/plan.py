@@ -184,9 +184,8 @@ def choose(problem: Problem, settings: Settings | None = None, device: Any = Non
     if len(accepting) > 1 and settings.policy == "find" and _tuning().can_time(problem, settings):
         find(problem, settings, device)
         choice, accepting = _weigh(problem, settings, device)
-    if choice or len(accepting) == 1:
-        return choice or Choice(accepting[0], "the only engine that takes it")
-    return Choice(accepting[0], f"cheapest of {len(accepting)} by estimate ({accepting[0].cost:.2e} s)")
+    one = f"cheapest of {len(accepting)} by estimate ({accepting[0].cost:.2e} s)" if len(accepting) > 1 else ""
+    return choice or Choice(accepting[0], one or "the only engine that takes it")
 
 
 def _weigh(problem: Problem, settings: Settings, device: Any) -> tuple[Choice | None, list[Candidate]]:
@@ -197,7 +196,8 @@ def _weigh(problem: Problem, settings: Settings, device: Any) -> tuple[Choice | 
     everyone = candidates(problem, settings)
     reasons = failed | {c.engine.name: c.refusals for c in everyone if c.refusals}
     accepting = [c for c in everyone if c.engine.name not in reasons]
-    if not accepting or (settings.no_fallback and "reference" in accepting[0].engine.notes):
+    slow = accepting and "reference" in accepting[0].engine.notes and any(problem[y].numel for y in problem.outputs)
+    if not accepting or (settings.no_fallback and slow):
         raise NotSupported(f"no engine takes {problem}", reasons)
     return None, accepting
 

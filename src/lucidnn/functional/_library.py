@@ -22,6 +22,7 @@ from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 
 from .. import memory
+from ..backends import effective
 from ..core import plan as planning
 from ..core import settings
 from ..core.descriptor import (
@@ -283,7 +284,8 @@ def run(
                 raise InvalidArgument(role, kind, "a dense tensor, of layout torch.strided") from None
         raise
     odd = addresses & 15 and tuple([t.data_ptr() & 15 for t in inputs])
-    key = (describe, inputs[0].shape, attributes, settings.current(), math, present, odd)
+    chosen = effective(inputs[0].is_cuda)
+    key = (describe, inputs[0].shape, attributes, chosen, math, present, odd)
     try:
         known = _plans.get(key, ())
     except TypeError:  # the dispatcher hands lists over; tuples can be a key
@@ -298,7 +300,8 @@ def run(
         if any(t.is_neg() for t in inputs):  # the sign is still to be changed in memory
             return run(describe, [t if t is None else t.resolve_neg() for t in tensors], attributes, math, into, op)
         operation, given = describe(tensors, attributes)
-        check, wanting, plan = _check(inputs), any(t.requires_grad for t in inputs), _build(operation, math, **given)
+        check, wanting = _check(inputs), any(t.requires_grad for t in inputs)
+        plan = _build(operation, math, chosen, **given)
         if check(*inputs):
             planning.remember(_plans, key, (*known[1 - LOOKS_KEPT :], (check, wanting, plan)))
     if into:
@@ -355,7 +358,12 @@ def _filling(plan: Callable[..., Any], inputs: Sequence[Any], into: tuple[Any, .
 
 
 def _build(
-    op: Operation, math: str | None, tensors: dict[str, Any], epilogue: Epilogue = Epilogue(), engine: str | None = None
+    op: Operation,
+    math: str | None,
+    chosen: settings.Settings,
+    tensors: dict[str, Any],
+    epilogue: Epilogue = Epilogue(),
+    engine: str | None = None,
 ) -> Callable[..., Any]:
     name, first = next(iter(tensors.items()))
     described = {}
@@ -371,9 +379,7 @@ def _build(
     problem = Problem.create(op, described, target, epilogue, math)
     if shapes_only:
         return functools.partial(_shapes, [problem[role] for role in problem.outputs])
-    if engine is None:
-        return planning.select(problem, settings.current(), first.device)
-    with settings.using(engine=engine) as chosen:
+    with settings.using(chosen, **({} if engine is None else {"engine": engine})) as chosen:
         return planning.select(problem, chosen, first.device)
 
 
