@@ -36,7 +36,8 @@ CASES = {
 
 @parameters(CASES)
 def test_as_native(name, dtype, whole):
-    if "grid_sample" in name and dtype == torch.float16:
+    large = whole and name == "nn.functional.grid_sample" and dtype == torch.bfloat16
+    if large or ("grid_sample" in name and dtype == torch.float16):
         pytest.skip("the framework's own kernels write past their tensors: 'free(): invalid size'")
     check(name, dtype, whole, CASES[name])
 
