@@ -24,8 +24,8 @@ CASES = {
     # natively multiplied by a sixth that is rounded to float32
     "nn.functional.hardsigmoid": Case(("hardsigmoid", "hardsigmoid_backward"), FALLS, double=1e-7),
     "nn.functional.mish": Case(("mish", "mish_backward"), FALLS),
-    "sigmoid": Case(("sigmoid",), FALLS),
-    "tanh": Case(("tanh",), FALLS),
+    "sigmoid": Case(("sigmoid", "sigmoid_backward"), FALLS),
+    "tanh": Case(("tanh", "tanh_backward"), FALLS),
 }
 
 
@@ -67,7 +67,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("layout", IN_PLACE)
-@pytest.mark.parametrize("name", ["relu_", "silu_", "hardswish_", "hardtanh_", "leaky_relu_", "sigmoid_"])
+@pytest.mark.parametrize("name", ["relu_", "silu_", "hardswish_", "hardtanh_", "leaky_relu_", "sigmoid_", "elu_"])
 def test_in_place(name, layout):
     operator, extra = getattr(torch.ops.aten, name), (0.0, 6.0) if name == "hardtanh_" else ()
     found = IN_PLACE[layout]()
@@ -85,7 +85,7 @@ def test_the_gradient_of_an_activation_in_place():
         x = torch.randn(2, 3, 4, 4, requires_grad=True)
         with lucidnn.torch.enable() if on else torch.enable_grad():
             y = torch.nn.functional.relu(x * 2, inplace=True)
-            y = torch.nn.functional.hardswish(y * 3 - 1, inplace=True)
+            y = torch.nn.functional.elu(torch.nn.functional.hardswish(y * 3 - 1, inplace=True) - 1, inplace=True)
             y.square().sum().backward()
         gradients.append(x.grad)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)

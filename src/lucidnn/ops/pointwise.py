@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ..core.descriptor import FLOATING, TensorDescriptor
 from ..core.errors import InvalidArgument
-from ..core.operation import Epilogue, Operation
+from ..core.operation import BOOL, Epilogue, Operation, attribute
 from .activation import check_activation
 
 Tensors = Mapping[str, TensorDescriptor]
@@ -62,6 +62,10 @@ def _check_floating(tensors: Tensors) -> None:
             raise InvalidArgument(role, str(t), f"a floating-point type: {', '.join(FLOATING)}")
 
 
+FROM_OUTPUT = ("identity", "relu", "clipped_relu", "leaky_relu", "elu", "sigmoid", "tanh")
+"""Activations whose slope can be told from their output."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PointwiseFwd(Operation):
     """``y = act(alpha * x + beta * z + bias)``; x, y, z of one shape, bias (C,) where C is axis 1."""
@@ -95,8 +99,11 @@ class PointwiseFwd(Operation):
 class PointwiseBwd(Operation):
     """``dx = alpha * dy * act'(x)`` with x the activation's input.
 
-    Activations that keep the sign and pass positive values through (relu) may be given their output as x.
+    With `from_output` x is the activation's output, from which the slopes of `FROM_OUTPUT` can be told. Activations
+    that keep the sign and pass positive values through (relu) may be given their output either way.
     """
+
+    from_output: bool = attribute(BOOL, False)
 
     name = "pointwise_bwd"
     inputs, outputs = ("dy", "x"), ("dx",)
@@ -109,6 +116,10 @@ class PointwiseBwd(Operation):
     def check(self, tensors: Tensors, epilogue: Epilogue) -> None:
         _check_floating(tensors)
         check_activation(epilogue.activation, epilogue.parameter)
+        if self.from_output and epilogue.activation not in FROM_OUTPUT:
+            raise InvalidArgument("from_output", f"it, for {epilogue.activation}", f"one of {', '.join(FROM_OUTPUT)}")
+        if self.from_output and epilogue.activation in ("elu", "leaky_relu") and not epilogue.parameter >= 0:
+            raise InvalidArgument("parameter", epilogue.parameter, "a number >= 0, or the slope cannot be told")
         for role in ("x", "dx"):
             if tensors[role].shape != tensors["dy"].shape:
                 raise InvalidArgument(role, str(tensors[role]), f"shape {list(tensors['dy'].shape)} as dy")

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from ...core.problem import Problem
+from ...ops.activation import ACTIVATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +63,14 @@ def merged(problem: Problem) -> Loops:
         tuple(math.prod(shape[axis] for axis in group) for group in groups) or (1,),
         {role: tuple(s[group[-1]] for group in groups) or (0,) for role, s in strides.items()},
     )
+
+
+OUTPUT = 32
+"""Added to an activation's code where its slope is told from its output, by a formula of its own."""
+
+
+def code_of(problem: Problem) -> int:
+    """The number under which a kernel knows the problem's activation."""
+    name = problem.epilogue.activation
+    own = name in ("elu", "sigmoid", "tanh") and getattr(problem.op, "from_output", False)
+    return ACTIVATIONS[name].code + (OUTPUT if own else 0)

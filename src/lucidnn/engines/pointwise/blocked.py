@@ -22,7 +22,7 @@ from .. import _numba as nb
 from .._numba import vector as nv
 from .._numba import vector_math as vm
 from .._numba.stack import stack
-from ._loops import merged
+from ._loops import OUTPUT, code_of, merged
 
 TYPES = {"f64": 0, "f32": 1, "f16": 2, "bf16": 3}
 BLOCK = 256
@@ -184,6 +184,15 @@ def _activate_grad(code, p, count, v, dy):
         _map_grad(12, p, count, v, dy)
     elif code == 0:
         _map_grad(0, p, count, v, dy)
+    elif code == OUTPUT + 4:  # elu, and v holds its output
+        for i in range(count):
+            v[i] = dy[i] if v[i] > 0 else dy[i] * (v[i] + nb.cast(p, v[i]))
+    elif code == OUTPUT + 5:  # sigmoid
+        for i in range(count):
+            v[i] = dy[i] * (v[i] * (nb.cast(1, v[i]) - v[i]))
+    elif code == OUTPUT + 6:  # tanh
+        for i in range(count):
+            v[i] = dy[i] * (nb.cast(1, v[i]) - v[i] * v[i])
     else:
         _map_any_grad(code, p, count, v, dy)
 
@@ -277,7 +286,7 @@ class Blocked(Engine):
         strides = [loops.strides.get(slot, (0,) * len(loops.sizes)) for slot in slots]
         kinds = [TYPES[tensors[slot].dtype] if slot in tensors else -1 for slot in slots]
         outer = [n for i, size in enumerate(loops.sizes[:-1]) for n in (size, *(s[i] for s in strides))]
-        head = (len(loops.sizes) - 1, units, chunks, lanes, *kinds, *(s[-1] for s in strides), activation.code)
+        head = (len(loops.sizes) - 1, units, chunks, lanes, *kinds, *(s[-1] for s in strides), code_of(problem))
         table = np.array([*head, *outer], dtype=np.int64)
         wide = any(t.dtype == "f64" for t in tensors.values())
         like = nb.token("f64" if wide else "f32")

@@ -47,6 +47,10 @@ class PointwiseReference(Engine):
 
         def backward(tensors: tuple[torch.Tensor, ...], workspace: torch.Tensor | None) -> None:
             dy, x = (t.detach().double() for t in tensors[:2])
-            tensors[2].copy_(e.alpha * activate_grad(e.activation, e.parameter, x, dy))
+            if problem.op.from_output and e.activation in ("sigmoid", "tanh", "elu"):
+                slopes = {"sigmoid": x * (1 - x), "tanh": 1 - x * x, "elu": torch.where(x > 0, 1.0, x + e.parameter)}
+                tensors[2].copy_(e.alpha * dy * slopes[e.activation])
+            else:
+                tensors[2].copy_(e.alpha * activate_grad(e.activation, e.parameter, x, dy))
 
         return forward if problem.op.name == "pointwise_fwd" else backward

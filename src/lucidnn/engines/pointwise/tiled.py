@@ -22,10 +22,25 @@ from .._triton.epilogue import activate_grad, convert, finish
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Real, TritonEngine
 from .._triton.loops import indices, nest_arguments, offset
-from ._loops import Loops, merged
+from ._loops import OUTPUT, Loops, code_of, merged
 
 TYPES = ("f64", "f32", "f16", "bf16")
 LOOPS = 5
+_OUTPUT = tl.constexpr(OUTPUT)
+
+
+@triton.jit
+def _grad(v, dy, ACT: tl.constexpr, p):
+    """`activate_grad`, of an output from `OUTPUT` on."""
+    if ACT == _OUTPUT + 4:
+        r = tl.where(v > 0, dy, dy * (v + p))
+    elif ACT == _OUTPUT + 5:
+        r = dy * (v * (1.0 - v))
+    elif ACT == _OUTPUT + 6:
+        r = dy * (1.0 - v * v)
+    else:
+        r = activate_grad(v, dy, ACT, p)
+    return r
 
 
 @triton.jit
@@ -58,7 +73,7 @@ def pointwise(
     if GRAD:
         rows = offset(i0, i1, i2, i3, dy_0_stride, dy_1_stride, dy_2_stride, dy_3_stride, OUTER)
         g = convert(tl.load(dy + (rows[:, None] + (lane * dy_stride)[None, :]), mask=ok, other=0.0), FLOAT)
-        r = activate_grad(v, g, ACT, parameter)
+        r = _grad(v, g, ACT, parameter)
         if alpha is not None:
             r = r * alpha
     else:
@@ -152,7 +167,7 @@ class Tiled(TritonEngine):
         widest = max(loops.rows + edge, lanes + edge, *(t.span for t in tensors.values()))
         constexprs = {
             "OUTER": len(outer), "BIAS": 0 if bias[-1] == 0 else 1 if not any(bias[:-1]) else 2,
-            "ACT": activation.code, "GRAD": grad, "FLOAT64": wide_float, "WIDE": widest > INT32,
+            "ACT": code_of(problem), "GRAD": grad, "FLOAT64": wide_float, "WIDE": widest > INT32,
             "BLOCK_R": config["BLOCK_R"], "BLOCK_L": config["BLOCK_L"],
         }  # fmt: skip
         grid = (math.prod(_grid(loops, config)),)

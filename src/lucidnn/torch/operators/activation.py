@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,11 @@ def _bwd(tensors: Any, attributes: Any) -> Described:
     first, second = (x, dy) if attributes[0] == "relu" else (dy, x)
     given["tensors"]["dx"] = TensorDescriptor.of(torch.ops.aten.silu_backward.default(first, second))
     return op, given
+
+
+def _from_output(tensors: Any, attributes: Any) -> Described:
+    op, given = _bwd(tensors, attributes)
+    return dataclasses.replace(op, from_output=True), given
 
 
 def _elu(alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Named:
@@ -101,10 +107,12 @@ for _name, _named in _FORWARD.items():
     _declare_forward(_name, _named)
 
 
-def _gradient(grad_output: torch.Tensor, input: torch.Tensor, activation: str, parameter: float) -> torch.Tensor:
+def _gradient(
+    grad_output: torch.Tensor, input: torch.Tensor, activation: str, parameter: float, describe: Any = _bwd
+) -> torch.Tensor:
     if grad_output.dtype != input.dtype:
         raise NotSupported(f"a gradient of {grad_output.dtype} beside an input of {input.dtype}")
-    return run(_bwd, (grad_output, input), (activation, parameter))
+    return run(describe, (grad_output, input), (activation, parameter))
 
 
 @override("threshold_backward")
@@ -122,9 +130,17 @@ def _leaky_relu_backward(grad_output, self, negative_slope, self_is_result):
 
 @override("elu_backward")
 def _elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result):
-    if is_result:
-        raise NotSupported("the gradient of elu from its output")
-    return _gradient(grad_output, self_or_result, *_elu(alpha, scale, input_scale))
+    return _gradient(grad_output, self_or_result, *_elu(alpha, scale, input_scale), _from_output if is_result else _bwd)
+
+
+@override("sigmoid_backward")
+def _sigmoid_backward(grad_output, output):
+    return _gradient(grad_output, output, "sigmoid", 0.0, _from_output)
+
+
+@override("tanh_backward")
+def _tanh_backward(grad_output, output):
+    return _gradient(grad_output, output, "tanh", 0.0, _from_output)
 
 
 @override("hardtanh_backward")
