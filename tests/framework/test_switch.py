@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -130,6 +132,18 @@ def _convolve_whole_numbers(n):
     return torch.conv2d(torch.ones(1, 1, 3, 3 + n, dtype=torch.int32), torch.ones(1, 1, 2, 2, dtype=torch.int32))
 
 
+def test_a_refusal_is_remembered_as_a_plan_is(monkeypatch):
+    from lucidnn.core import problem
+
+    made, create = [], problem.Problem.create
+    monkeypatch.setattr(problem.Problem, "create", classmethod(lambda cls, *args: made.append(args) or create(*args)))
+    whole = torch.ones(1, 1, 5, 3, dtype=torch.int32)
+    with lucidnn.torch.enable():
+        for _ in range(3):
+            torch.conv2d(whole, whole)
+    assert sum(lucidnn.torch.calls()["convolution"]["fallen"].values()) == 3 and len(made) == 1
+
+
 def test_a_weight_changed_before_the_backward_raises_as_natively():
     said = []
     for on in (False, True):
@@ -213,3 +227,14 @@ print("fine")
 def test_a_forked_child_goes_on():
     told = subprocess.run([sys.executable, "-c", CHILD], check=False, capture_output=True, text=True, timeout=120)
     assert told.stdout.strip() == "fine", told.stderr
+
+
+def test_the_documentation_names_every_operator():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
+    table = text.partition("<!-- operators -->")[2].partition("<!-- end -->")[0]
+    named = set(re.findall(r"`([\w.]+)`", table))
+    for name in OVERRIDES:
+        base = re.sub(r"(_backward_data|_backward|_|\.no_stats)$", "", name)
+        assert name in named or base in named, f"docs/pytorch.md does not name {name}"
+    known = {re.sub(r"(_backward_data|_backward)$", "", name) for name in OVERRIDES} | set(OVERRIDES)
+    assert named - {"aten", "_backward", "_backward_data", ".no_stats"} <= known

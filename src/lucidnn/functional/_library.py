@@ -299,9 +299,12 @@ def run(
             return op.dispatched(tensors, attributes)
         if any(t.is_neg() for t in inputs):  # the sign is still to be changed in memory
             return run(describe, [t if t is None else t.resolve_neg() for t in tensors], attributes, math, into, op)
-        operation, given = describe(tensors, attributes)
         check, wanting = _check(inputs), any(t.requires_grad for t in inputs)
-        plan = _build(operation, math, chosen, **given)
+        try:
+            operation, given = describe(tensors, attributes)
+            plan = _build(operation, math, chosen, **given)
+        except (InvalidArgument, NotSupported) as error:  # asked again, it costs no more than a plan does
+            plan = _Refusal(error)
         if check(*inputs):
             planning.remember(_plans, key, (*known[1 - LOOKS_KEPT :], (check, wanting, plan)))
     if into:
@@ -313,6 +316,16 @@ def run(
         if wanting and torch.is_grad_enabled():
             return _apply((op, plan, inputs, attributes), *tensors)
     return plan(*inputs)
+
+
+class _Refusal:
+    """What is kept in a plan's place where there is none."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        raise self.error.with_traceback(None)
 
 
 def _check(inputs: Sequence[torch.Tensor]) -> Callable[..., bool]:
