@@ -128,7 +128,7 @@ class Override:
             start = time.perf_counter()
             base = choices.current()
             # An engine of last resort is slower than the framework's kernel, which is there to be called.
-            token = override.set(_strict(backends.effective(cuda, base)))
+            token = override.set(_strict(base))
             try:
                 if not backends.is_enabled(cuda):
                     raise NotSupported("lucidnn.backends.enabled is False")
@@ -168,15 +168,17 @@ class Override:
         return result
 
 
-_strict_of: dict[Settings, Settings] = {}
+_last: tuple[Settings | None, Settings] = None, Settings()
 
 
 def _strict(settings: Settings) -> Settings:
     """The same settings, under which an engine of last resort is a refusal."""
-    found = _strict_of.get(settings)
-    if found is None:
-        found = _strict_of[settings] = dataclasses.replace(settings, no_fallback=True)
-    return found
+    global _last
+    known, strict = _last
+    if known is not settings:  # the last ones are nearly always those of now
+        strict = dataclasses.replace(settings, no_fallback=True)
+        _last = settings, strict
+    return strict
 
 
 OVERRIDES: dict[str, Override] = {}
