@@ -40,7 +40,9 @@ def gradients(trainer: Trainer, x: torch.Tensor, y: torch.Tensor) -> list[torch.
     return [p.grad.double() for p in trainer.network.parameters()]
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
+@pytest.mark.parametrize(
+    "dtype", ["f32", "bf16", pytest.param("f64", marks=pytest.mark.slow), pytest.param("f16", marks=pytest.mark.slow)]
+)
 def test_both_libraries_give_one_gradient(dtype):
     bound = {"f64": 1e-12, "f32": 1e-5, "bf16": 5e-2, "f16": 1e-2}[dtype]
     ours, theirs = pair(dtype=dtype)
