@@ -5,25 +5,22 @@ mode's own short loop, added to and written. The mode and the types are looked a
 (float32, float64 and 64-bit whole numbers) serve every mix. The axes are merged first (``_loops.py``). As a block is
 read before it is written, y may be a tensor that is read with the same strides.
 
-Cost: the memory traffic, and for functions of the C library some nanoseconds a value; the exponential has vectors.
+Cost: the memory traffic. Exponential, logarithm, power and the like have vectors for float32 (``_functions.py``); for
+float64 they are the C library's, at some nanoseconds a value.
 """
 
-import math
 from typing import Any
 
 import numpy as np
-from numba.core import types
-from numba.extending import intrinsic, overload
 
 from ...core.engine import Config, Engine, Refusals, Run
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.elementwise import MODES, TYPES
 from .. import _numba as nb
-from .._numba import vector as nv
-from .._numba import vector_math as vm
 from .._numba.stack import stack
 from ._access import KINDS, read, write
+from ._functions import binary, functions, functions_of_two, unary
 from ._loops import INDEX, Loops
 
 BLOCK = 512
@@ -39,35 +36,7 @@ TYPE, DIRECT, STEP, LOOPS, ROW = (
     7,
 )  # five types and steps of the innermost loop, then a row for each outer loop
 CODES = {name: mode.code for name, mode in MODES.items()}
-
-
-@intrinsic
-def _exp_vector(typingctx, v):
-    """The exponential of sixteen float32."""
-    if v != nv.Vector(types.float32):
-        return None
-    return v(v), lambda context, builder, signature, values: vm._exp(vm._Lanes(builder, values[0])).value
-
-
-def _exponentials(count, v):
-    """v[i] = exp(v[i])."""
-    raise NotImplementedError("works inside a kernel only")
-
-
-@overload(_exponentials)
-def _exponentials_impl(count, v):
-    if v.dtype == types.float32:
-
-        def impl(count, v):
-            for i in range(0, count, nv.LANES):  # what lies past `count` in the block is never looked at
-                nv.write(v, i, 1, _exp_vector(nv.read_all(v, i)), nv.LANES)
-    else:
-
-        def impl(count, v):
-            for i in range(count):
-                v[i] = nb.cast(math.exp(v[i]), v[0])
-
-    return impl
+DIRECT_MODES = ("add", "sub", "mul", "div", "pow", "mod", "exp", "log", "sin", "cos", "tan", "erf")
 
 
 @nb.exact_kernel
@@ -95,12 +64,8 @@ def _binary(code, count, v, w, t, lower, upper, slope):
     elif code == MAX:
         for i in range(count):
             v[i] = v[i] if (v[i] > w[i]) | (v[i] != v[i]) else w[i]
-    elif code == MOD:
-        for i in range(count):
-            v[i] = nb.cast(np.fmod(np.float64(v[i]), np.float64(w[i])), v[0])
-    elif code == POW:
-        for i in range(count):
-            v[i] = nb.cast(math.pow(np.float64(v[i]), np.float64(w[i])), v[0])
+    elif (code == MOD) | (code == POW):
+        functions_of_two(code, count, v, w)
     elif code == AND:
         for i in range(count):
             v[i] = one if (v[i] != 0) & (w[i] != 0) else zero
@@ -153,26 +118,11 @@ def _unary(code, count, v, lower, upper, slope):
     elif code == SQRT:
         for i in range(count):
             v[i] = nb.cast(np.sqrt(v[i]), v[0])
-    elif code == EXP:
-        _exponentials(count, v)
-    elif code == LOG:
-        for i in range(count):
-            v[i] = nb.cast(np.log(v[i]), v[0])
+    elif (code == EXP) | (code == LOG) | (code == SIN) | (code == COS) | (code == TAN) | (code == ERF):
+        functions(code, count, v)
     elif code == NEG:
         for i in range(count):
             v[i] = -v[i]
-    elif code == SIN:
-        for i in range(count):
-            v[i] = nb.cast(math.sin(v[i]), v[0])
-    elif code == COS:
-        for i in range(count):
-            v[i] = nb.cast(math.cos(v[i]), v[0])
-    elif code == TAN:
-        for i in range(count):
-            v[i] = nb.cast(math.tan(v[i]), v[0])
-    elif code == ERF:
-        for i in range(count):
-            v[i] = nb.cast(math.erf(v[i]), v[0])
     elif code == RECIPROCAL:
         for i in range(count):
             v[i] = nb.cast(one / v[i], v[0])
@@ -202,14 +152,21 @@ def _unary(code, count, v, lower, upper, slope):
 
 @nb.separate
 def _direct(code, x, x_at, b, b_at, y, y_at, count):
-    """Sum, difference or product of float32 neighbours, past the buffers."""
+    """Modes of `DIRECT_MODES` on float32 neighbours, past the buffers."""
     p, q, r = nb.pointer(x, np.float32(0)), nb.pointer(b, np.float32(0)), nb.pointer(y, np.float32(0))
-    if code == ADD:
+    if (code == POW) | (code == MOD):
+        binary(code, p, x_at, q, b_at, r, y_at, count)
+    elif b == 0:
+        unary(code, p, x_at, r, y_at, count)
+    elif code == ADD:
         for i in range(count):
             r[y_at + i] = p[x_at + i] + q[b_at + i]
     elif code == SUB:
         for i in range(count):
             r[y_at + i] = p[x_at + i] - q[b_at + i]
+    elif code == DIV:
+        for i in range(count):
+            r[y_at + i] = p[x_at + i] / q[b_at + i]
     else:
         for i in range(count):
             r[y_at + i] = p[x_at + i] * q[b_at + i]
@@ -275,7 +232,9 @@ class Blocked(Engine):
 
     def cost(self, problem: Problem, config: Config) -> float:
         loops = Loops.of(problem)
-        slow = problem.op.mode in ("mod", "pow", "log", "sin", "cos", "tan", "erf")  # type: ignore[attr-defined]
+        functions = ("mod", "pow", "log", "sin", "cos", "tan", "erf")
+        wide = any(t.dtype == "f64" for t in problem.tensors.values())
+        slow = wide and problem.op.mode in functions  # type: ignore[attr-defined]
         blocks = loops.rows * -(-loops.sizes[-1] // BLOCK)
         seconds = problem["y"].numel * (5e-9 if slow else 0.3e-9) + blocks * 30e-9
         return roofline(problem, flops=0.0) + seconds / problem.target.processors
@@ -290,8 +249,8 @@ class Blocked(Engine):
         kinds = [KINDS[tensors[slot].dtype] if slot in tensors else -1 for slot in SLOTS[:5]]
         lanes = loops.sizes[-1]
         plain = op.alpha1 == op.alpha2 == 1.0 and "z" not in tensors and {t.dtype for t in tensors.values()} == {"f32"}
-        steps = [strides[SLOTS.index(role)][-1] for role in ("x", "b", "y")]
-        direct = int(op.mode in ("add", "sub", "mul") and plain and steps == [1, 1, 1])
+        near = all(strides[SLOTS.index(role)][-1] == 1 for role in tensors)
+        direct = int(op.mode in DIRECT_MODES and plain and near)
         chunks = -(-lanes // BLOCK)
         units = loops.rows * chunks
         outer = [n for i, size in enumerate(loops.sizes[:-1]) for n in (size, *(s[i] for s in strides))]
