@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as T
@@ -102,9 +104,10 @@ def test_bad_input():
     for call, name in (
         (lambda: F.local_response_norm(x[0], 3), "input"),
         (lambda: F.local_response_norm(x, 0), "size"),
-        (lambda: F.local_response_norm(x, 3, beta=float("nan")), "lrn_beta"),
-        (lambda: F.local_response_norm(x.int(), 3), "x"),
-        (lambda: F.divisive_normalization(x[0], 3), "x"),
+        (lambda: F.local_response_norm(x, 3, beta=float("nan")), "beta"),
+        (lambda: F.local_response_norm(x.int(), 3), "input"),
+        (lambda: F.divisive_normalization(x[0], 3, k=math.inf), "input"),
+        (lambda: F.divisive_normalization(x, 3, k=math.inf), "k"),
         (lambda: F.divisive_normalization(x, 3, means=x[:1]), "means"),
     ):
         with pytest.raises(InvalidArgument, match=f"^{name}: found"):

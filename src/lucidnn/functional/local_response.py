@@ -12,9 +12,11 @@ import torch
 from ..core.errors import InvalidArgument
 from ..ops.local_response import DivisiveNormBwd, DivisiveNormFwd, LrnBwd, LrnFwd
 from ._library import Described, Op, Planned
+from ._names import renamed
 from ._normalization import differentiated_twice
 
 _ATTRIBUTES = "int size, float alpha, float beta, float k"
+_NAMES = {"x": "input", "lrn_alpha": "alpha", "lrn_beta": "beta", "lrn_k": "k"}
 
 
 def _plain(u: torch.Tensor, op: Any) -> torch.Tensor:
@@ -142,7 +144,10 @@ def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
     """
     if _checked("input", input).ndim < 3:
         raise InvalidArgument("input", f"shape {list(input.shape)}", "at least 3 axes: batch, channels, space")
-    return lrn_fwd(input, size, float(alpha), float(beta), float(k))
+    try:
+        return lrn_fwd(input, size, float(alpha), float(beta), float(k))
+    except InvalidArgument as error:
+        raise renamed(error, _NAMES) from None
 
 
 def divisive_normalization(input, size, alpha=1e-4, beta=0.75, k=1.0, means=None):
@@ -184,4 +189,7 @@ def divisive_normalization(input, size, alpha=1e-4, beta=0.75, k=1.0, means=None
     _checked("input", input)
     if means is not None:
         _checked("means", means)
-    return divisive_norm_fwd(input, means, size, float(alpha), float(beta), float(k))
+    try:
+        return divisive_norm_fwd(input, means, size, float(alpha), float(beta), float(k))
+    except InvalidArgument as error:
+        raise renamed(error, _NAMES) from None

@@ -263,12 +263,12 @@ class Blocked(Engine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r, op = Refusals(), problem.op
-        r.require_tensors(problem.items, TYPES, elements=True)
+        r.require_tensors(problem.items, TYPES)
         r.require(op.lrn_alpha >= 0, "lrn_alpha >= 0", op.lrn_alpha)  # type: ignore[attr-defined]
         r.require(op.lrn_k >= 0, "lrn_k >= 0", op.lrn_k)  # type: ignore[attr-defined]
         windows = len(op.window_axes(problem["x"].ndim))  # type: ignore[attr-defined]
         r.require(windows <= WINDOWS, f"windows along at most {WINDOWS} axes", windows)
-        if not r:
+        if not r and not problem.is_empty:
             loops = _plan(problem).loops
             r.require(loops <= OUTER, f"at most {OUTER} loops of units after merging", loops)
         return r
@@ -277,14 +277,20 @@ class Blocked(Engine):
         return max(1, min(problem.target.processors, _plan(problem).tasks))
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
+        if problem.is_empty:
+            return 0
         return 64 + self._threads(problem) * _plan(problem).size * (8 if problem["x"].dtype == "f64" else 4)
 
     def cost(self, problem: Problem, config: Config) -> float:
+        if problem.is_empty:
+            return roofline(problem, flops=0.0)
         plan = _plan(problem)
         each = (0.6e-9 + 0.06e-9 * len(plan.taps)) * (2.5 if "dy" in problem.tensors else 1.0) * plan.scattered
         return roofline(problem, flops=0.0) + problem["x"].numel * each / self._threads(problem)
 
     def build(self, problem: Problem, config: Config) -> Run:
+        if problem.is_empty:
+            return lambda tensors, workspace: None
         plan, op = _plan(problem), problem.op
         factor = op.factor(problem["x"].ndim)  # type: ignore[attr-defined]
         numbers = np.array([op.lrn_k, factor, op.lrn_beta], np.float64)  # type: ignore[attr-defined]

@@ -177,10 +177,10 @@ class Tiled(TritonEngine):
 
     def refusals(self, problem: Problem) -> list[str]:
         r, op = Refusals(), problem.op
-        r.require_tensors(problem.items, TYPES, elements=True)
+        r.require_tensors(problem.items, TYPES)
         r.require(op.lrn_alpha >= 0, "lrn_alpha >= 0", op.lrn_alpha)  # type: ignore[attr-defined]
         r.require(op.lrn_k >= 0, "lrn_k >= 0", op.lrn_k)  # type: ignore[attr-defined]
-        if not r:
+        if not r and not problem.is_empty:
             nest = _nest(problem)
             r.require(len(nest) <= LOOPS, f"at most {LOOPS} loops after merging", len(nest))
             windows = sum(window for _, _, window in nest)
@@ -204,6 +204,8 @@ class Tiled(TritonEngine):
         return max(roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.8, launches=kernels), again)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
+        if problem.is_empty:
+            return []
         op: Any = problem.op
         x, out = problem["x"], problem.outputs[0]
         nest = _nest(problem)
