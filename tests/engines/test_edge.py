@@ -181,6 +181,8 @@ lrn_fwd x=f32[1,1]
 lrn_bwd dy=f32[1,1] x=f32[1,1]
 divisive_norm_fwd x=f32[1,1,1] means=f32[1,1,1]
 divisive_norm_bwd dy=f32[1,1,1] x=f32[1,1,1] means=f32[1,1,1]
+lp_normalize_fwd x=f32[1,1] scale=f32[1,1]
+lp_normalize_bwd dy=f32[1,1] x=f32[1,1] norm=f32[1,1] scale=f32[1,1]
 softmax_fwd x=f32[1,1]
 softmax_bwd y=f32[1] dy=f32[1] axes=0
 cross_entropy_fwd x=f32[1,1] target=i64[1] ignore_index=1

@@ -50,6 +50,8 @@ group_norm_fwd x=f16[2,8,6,6]@({FAR},36,6,1) y=f16[2,8,6,6]@({FAR},36,6,1) group
 group_norm_bwd dy=f16[2,8,9]@({FAR},1,8) x=f16[2,8,9] mean=f32[2,4] inv_variance=f32[2,4] groups=4
 lrn_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
 lrn_bwd dy=f16[2,8,6] x=f16[2,8,6]@({FAR},6,1) dx=f16[2,8,6]@({FAR},6,1)
+lp_normalize_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
+lp_normalize_bwd dy=bf16[6,2]@(1,{FAR}) x=bf16[6,2] norm=f32[6,1] dx=bf16[6,2]@(1,{FAR})
 softmax_fwd x=f16[2,8,6]@({FAR},6,1) y=f16[2,8,6]@({FAR},1,8)
 softmax_fwd x=f16[6,2]@(1,{FAR}) axes=1 log=1
 softmax_bwd y=f16[2,8,6]@({FAR},6,1) dy=f16[2,8,6] dx=f16[2,8,6]@({FAR},6,1) axes=2

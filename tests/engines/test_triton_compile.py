@@ -88,6 +88,8 @@ grid_sample_bwd dy=f32[8,16,28,28]@nhwc x=f32[8,16,28,28]@nhwc grid=f32[8,28,28,
 lrn_fwd x=bf16[16,64,28,28]@nhwc
 lrn_bwd dy=f32[8,64,28,28] x=f32[8,64,28,28]
 divisive_norm_fwd x=bf16[8,64,28,28] means=bf16[8,64,28,28]
+lp_normalize_fwd x=bf16[512,21000] scale=bf16[512,1]
+lp_normalize_bwd dy=f32[8,64,28,28] x=f32[8,64,28,28] norm=f32[8,1,28,28] p=1.5
 softmax_fwd x=bf16[512,4096]
 softmax_fwd x=bf16[16,21001] axes=1 log=1
 softmax_bwd y=f32[8,64,28,28] dy=f32[8,64,28,28] log=1

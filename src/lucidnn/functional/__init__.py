@@ -40,6 +40,7 @@ from .elementwise import add_tensor, op_tensor, pointwise_tensor, scale_tensor, 
 from .folding import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .grid_sample import affine_grid, grid_sample
 from .local_response import divisive_normalization, local_response_norm
+from .lp_normalization import normalize, weight_norm
 from .modes import POINTWISE_MODES, activation_backward, clipped_relu, clipped_relu_backward, pointwise_mode, swish
 from .normalization import group_norm, instance_norm, layer_norm, rms_norm
 from .pointwise import relu
@@ -116,6 +117,7 @@ __all__ = [
     "mish",
     "nll_loss",
     "norm",
+    "normalize",
     "op_tensor",
     "pixel_shuffle",
     "pixel_unshuffle",
@@ -141,4 +143,5 @@ __all__ = [
     "unfold",
     "upsample",
     "vector_norm",
+    "weight_norm",
 ]

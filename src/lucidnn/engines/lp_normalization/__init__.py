@@ -1,0 +1,1 @@
+"""Engines of normalization by an L_p norm, one to a file."""
