@@ -39,6 +39,19 @@ def test_as_the_framework_does(mode, ndim, engine):
         torch.testing.assert_close(grads[1], wanted[1], msg=f"dgrid, {padding} {corners}")
 
 
+@pytest.mark.parametrize("engine", ["resample.grid_reference", "resample.grid_gathered"])
+def test_places_far_away_and_those_that_are_no_numbers(engine):
+    x, far = values(1, 1, 2, 3), torch.tensor([1e10, -1e10]).double()
+    for mode, padding in itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")):
+        with using(engine=engine):
+            found = F.grid_sample(x, far.view(1, 1, 2, 1).expand(1, 1, 2, 2), mode, padding)
+            nowhere = F.grid_sample(x, torch.full((1, 1, 1, 2), float("nan")).double(), mode, padding)
+        assert nowhere.item() == 0, (mode, padding)
+        edges = {"zeros": [0, 0], "border": [x[0, 0, 1, 2], x[0, 0, 0, 0]]}
+        if padding in edges:
+            assert found.flatten().tolist() == edges[padding], (mode, padding)
+
+
 def test_one_gradient_alone_and_channels_last():
     x = values(2, 9, 5, 7, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
     grid = values(2, 4, 6, 2, seed=1, dtype=torch.float32, scale=0.7)

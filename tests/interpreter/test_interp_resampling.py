@@ -40,3 +40,14 @@ def test_usual_tiles(problem: Problem) -> None:
 def test_small_tiles(problem: Problem) -> None:
     small = {"BLOCK_P": 4, "BLOCK_C": 2} if problem.op.name.startswith("grid") else {"BLOCK_R": 4, "BLOCK_L": 8}
     check(problem, small)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_places_far_away_and_those_that_are_no_numbers(mode: str) -> None:
+    x = torch.arange(1, 7.0).view(1, 1, 2, 3)
+    grid = torch.tensor([float("nan"), 1e10, -1e10]).view(1, 1, 3, 1).expand(1, 1, 3, 2).contiguous()
+    line = f"grid_sample_fwd x=f32[1,1,2,3] grid=f32[1,1,3,2] mode={mode} padding_mode=border on={TARGET}"
+    engine, y = registry.get("resample.grid_tiled"), torch.full((1, 1, 1, 3), float("nan"))
+    problem = Problem.parse(line)
+    engine.build(problem, engine.configs(problem)[0])((x, grid, y), None)
+    assert y.flatten().tolist() == [0, 6, 1]

@@ -23,7 +23,7 @@ TYPES = ("f64", "f32", "f16", "bf16")
 @triton.jit
 def _moved(at, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
     """Places inside the image, and how fast they move with the given ones: 1, -1 or 0. `size` is a float."""
-    speed = at * 0.0 + 1.0
+    speed = tl.zeros_like(at) + 1.0
     if PADDING == 2:
         low = 0.0 if CORNERS else -0.5
         span = size - 1.0 if CORNERS else size
@@ -46,7 +46,7 @@ def _moved(at, size, PADDING: tl.constexpr, CORNERS: tl.constexpr):
 @triton.jit
 def _neighbour(g, SIZE, k: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, CORNERS: tl.constexpr):
     """The k-th neighbour of places along an axis: where, its weight, the weight's slope by g, whether it exists."""
-    size = (SIZE + g * 0.0).to(g.dtype)
+    size = (SIZE + tl.zeros_like(g)).to(g.dtype)  # g times 0 may be no number
     if CORNERS:
         at = (g + 1.0) * 0.5 * (size - 1.0)
         pace = (size - 1.0) * 0.5
@@ -56,7 +56,10 @@ def _neighbour(g, SIZE, k: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constex
     if MODE != 2:
         at, speed = _moved(at, size, PADDING, CORNERS)
         pace = pace * speed
-    at = tl.where(tl.abs(at) < 1e9, at, -100.0).to(g.dtype)  # also where it is no number
+    elif PADDING == 1:  # all neighbours of a place as far as that are the edge; so are those of an infinite one
+        at = tl.where(at < -4.0, -4.0, tl.where(at > size + 4.0, size + 4.0, at)).to(g.dtype)
+    known = tl.abs(at) < (1e9 if PADDING == 0 else float("inf"))  # false where it is no number
+    at = tl.where(known, at, -100.0).to(g.dtype)
     first = tl.floor(at)
     t = at - first
     if MODE == 1:
@@ -78,7 +81,7 @@ def _neighbour(g, SIZE, k: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constex
         slope = tl.where(d > 0.0, steep, -steep) * pace
         place, speed = _moved(first + (k - 1.0), size, PADDING, CORNERS)
     place = place.to(tl.int32)
-    return place, weight, slope, (place >= 0) & (place < SIZE)
+    return place, weight, slope, known & (place >= 0) & (place < SIZE)
 
 
 @triton.jit
@@ -126,13 +129,13 @@ def grid_sample(
             c = c.to(tl.int64)
         ok = rows(in_points, TURNED) & columns(c < C, TURNED)
         at_y = y + (rows(place_y, TURNED) + columns(c * y_c_stride, TURNED))
-        v = rows(gx * 0.0, TURNED) + columns(c * 0, TURNED).to(SUM)
+        v = rows(tl.zeros_like(gx), TURNED) + columns(c * 0, TURNED).to(SUM)
         if not FORWARD:
             v = tl.load(at_y, mask=ok, other=0.0).to(SUM)
         for i in tl.static_range(TAPS_D):
             d = m * 0
-            wd = gz * 0.0 + 1.0
-            sd = gz * 0.0
+            wd = tl.zeros_like(gz) + 1.0
+            sd = tl.zeros_like(gz)
             in_d = in_points
             if HAS_D:
                 d, wd, sd, in_d = _neighbour(gz, D, i, MODE, PADDING, CORNERS)

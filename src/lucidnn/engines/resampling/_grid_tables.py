@@ -81,8 +81,12 @@ def _axis(t, axis, grid, at, step, count, table, places, weights, slopes):
         speed = 1.0
         if mode != 2:
             place, speed = _moved(place, size, padding, corners)
-        place = place if abs(place) < 1e9 else -100.0  # also where it is no number
-        weights[table + i], slopes[table + i] = place, speed * pace
+        elif padding == 1:  # all neighbours of a place as far as that are the edge; so are those of an infinite one
+            place = -4.0 if place < -4.0 else place
+            place = size + 4.0 if place > size + 4.0 else place
+        known = abs(place) < (1e9 if padding == 0 else np.inf)  # false where it is no number
+        weights[table + i] = place if known else -100.0
+        slopes[table + i] = speed * pace if known else 0.0
     if mode == 1:
         for i in range(count):
             places[table + i] = _inside(np.rint(weights[table + i]), size)
@@ -97,7 +101,7 @@ def _axis(t, axis, grid, at, step, count, table, places, weights, slopes):
             slopes[table + i], slopes[table + BLOCK + i] = -speed, speed
     else:
         a = -0.75
-        for k in range(3, -1, -1):  # the first, whose row holds the places, last
+        for k in range(3, -1, -1):  # the first, whose row holds the places, last; its slopes say which have neighbours
             for i in range(count):
                 first = np.floor(weights[table + i])
                 d = weights[table + i] - first - (k - 1.0)
@@ -108,7 +112,7 @@ def _axis(t, axis, grid, at, step, count, table, places, weights, slopes):
                 flat = a * ((3.0 * e - 10.0) * e + 8.0)
                 slope = steep if e <= 1.0 else flat
                 place, _ = _moved(first + (k - 1.0), size, padding, corners)
-                places[table + k * BLOCK + i] = _inside(place, size)
+                places[table + k * BLOCK + i] = _inside(place if slopes[table + i] != 0.0 else -1.0, size)
                 weights[table + k * BLOCK + i] = near if e <= 1.0 else far
                 slopes[table + k * BLOCK + i] = (slope if d > 0.0 else -slope) * pace
 

@@ -57,7 +57,10 @@ def _axis(g: torch.Tensor, size: int, op: Any) -> list[tuple[torch.Tensor, torch
     if op.mode != "bicubic":
         at, speed = _moved(at, size, op.padding_mode, corners)
         pace = pace * speed
-    at = torch.where(at.abs() < 1e9, at, -100.0)  # also where it is no number
+    elif op.padding_mode == "border":  # all neighbours of a place as far as that are the edge
+        at = at.clamp(-4, size + 4)
+    known = at.abs() < (1e9 if op.padding_mode == "zeros" else math.inf)  # false where it is no number
+    at = torch.where(known, at, -100.0)
     first, found = at.floor(), []
     if op.mode == "nearest":
         found.append((at.round(), torch.ones_like(at), torch.zeros_like(at)))
@@ -69,7 +72,7 @@ def _axis(g: torch.Tensor, size: int, op: Any) -> list[tuple[torch.Tensor, torch
             weight, slope = _cubic(at - first - (k - 1))
             place = _moved(first + (k - 1), size, op.padding_mode, corners)[0]
             found.append((place, weight, slope * pace))
-    return [(torch.where((p >= 0) & (p < size), p, -1.0).long(), w, s) for p, w, s in found]
+    return [(torch.where(known & (p >= 0) & (p < size), p, -1.0).long(), w, s) for p, w, s in found]
 
 
 class GridReference(Engine):
