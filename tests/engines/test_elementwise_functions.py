@@ -13,8 +13,8 @@ import torch
 from lucidnn import functional
 
 HARD = torch.tensor(
-    [0.0, -0.0, 1e-45, -1e-45, 1e-40, 2.0**-126, -(2.0**-126), math.inf, -math.inf, math.nan, 1, -1, 2, 3, -3, 0.5, -2.5,
-     3.4e38, -3.4e38, 1e6, -1e6, 999999.9, 123456.7, 16777216, 16777218, 1 - 2.0**-24, 1 + 2.0**-23, math.pi,
+    [0.0, -0.0, 1e-45, -1e-45, 1e-40, 2.0**-126, -(2.0**-126), math.inf, -math.inf, math.nan, 1, -1, 2, 3, -3, 0.5,
+     -2.5, 3.4e38, -3.4e38, 1e6, -1e6, 999999.9, 123456.7, 16777216, 16777218, 1 - 2.0**-24, 1 + 2.0**-23, math.pi,
      math.pi / 2, -math.pi / 2, math.pi / 4, 3.95, 3.9, 2.0**-0.5, 2.0**0.5],
 )  # fmt: skip
 FUNCTIONS = {"exp": torch.exp, "log": torch.log, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "erf": torch.erf}

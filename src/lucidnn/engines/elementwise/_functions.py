@@ -1,38 +1,27 @@
-"""Logarithm, circular functions, error function, power and remainder of float32 on vectors, for CPU kernels.
+"""Formulas of elementwise modes on sixteen lanes of float32, for the CPU kernels of ``_neighbours.py``.
 
-The C library computes them one value at a time, in 5 to 15 ns. Here sixteen lanes go through one polynomial, in float64
-wherever float32 would lose more than the last place: the result is then rounded once, within 0.6 units in the last
-place, subnormal results, infinities, NaN and signs of zero as in the C library. The logarithm stays in float32, within
-one unit.
-
-    unary(code, p, at, q, to, count)           q[to + i] = f(p[at + i]), the code of `MODES`; q may be p
-    binary(code, p, at, r, by, q, to, count)   q[to + i] = f(p[at + i], r[by + i])
+The C library computes logarithm, circular functions, error function, power and remainder one value at a time, in 5 to
+15 ns. Here sixteen lanes go through one polynomial, in float64 wherever float32 would lose more than the last place:
+the result is then rounded once, within 0.6 units in the last place; subnormal results, infinities, NaN and zeros are
+as in the C library. The logarithm stays in float32, within one unit.
 
 Methods: reduction of angles by multiples of pi in three parts (Cody and Waite 1980), whose products with multiples
-below 2^20 are exact; past `FAR` a vector goes to the C library. erf(x) / x is a quotient of polynomials in x^2, fitted
+below 2^20 are exact; angles past `FAR` are for the C library. erf(x) / x is a quotient of polynomials in x^2, fitted
 on 0 to 3.95, beyond which it is 1. x^b is 2^(b log2 x). The remainder is x - b trunc(x / b), exact in float64 while the
-quotient is below 2^27; other vectors, and what has no remainder, go to the C library. Polynomials interpolate at
+quotient is below `QUOTIENT`; the rest, and what has no remainder, is for the C library. Polynomials interpolate at
 Chebyshev's points.
 """
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic, overload
+from numba.core import cgutils
 
-from ...ops.elementwise import MODES
-from .. import _numba as nb
 from .._numba import vector as nv
-from .._numba.vector_math import _FLOATS, _WHOLES, _exp, _Lanes, _polynomial, _switch
+from .._numba.vector_math import _FLOATS, _WHOLES, _exp, _Lanes, _polynomial
 
-EXP, LOG, SIN, COS, TAN, ERF, POW, MOD = (
-    MODES[name].code for name in ("exp", "log", "sin", "cos", "tan", "erf", "pow", "mod")
-)
-UNARY, BINARY = (EXP, LOG, SIN, COS, TAN, ERF), (POW, MOD)
 FAR = np.float32(1e6)
 QUOTIENT = np.float32(2.0**27)
 
@@ -197,143 +186,50 @@ def _mod(x: _Lanes, y: _Lanes) -> _Lanes:
     return _rounded(abs(w).where("==", math.inf, u, rest))
 
 
-def _alone(formula):
-    return lambda _parameter, v: formula(v)
+def _sqrt(v: _Lanes) -> _Lanes:
+    return v._call("llvm.sqrt", v)
 
 
-_FORMULAS = {code: _alone(f) for code, f in zip(UNARY, (_exp, _log, _sin, _cos, _tan, _erf), strict=True)}
-_FLOAT_VECTOR = nv.Vector(types.float32)
+def _chosen(comparison: str) -> Any:
+    """Of two vectors: v where the comparison with w holds or v is NaN, else w."""
+
+    def formula(v: _Lanes, w: _Lanes) -> _Lanes:
+        return v.where(comparison, w, v, v.where("ord", v, w, v))
+
+    return formula
 
 
-@intrinsic
-def _value(typingctx, code, v):
-    """The function of a code of `UNARY`, lane by lane."""
-
-    def codegen(context, builder, signature, values):
-        return _switch(builder, values[0], _FORMULAS, ir.Constant(ir.FloatType(), 0.0), values[1])
-
-    return v(types.int64, v), codegen
-
-
-def _of_two(formula):
-    @intrinsic
-    def function(typingctx, v, w):
-        def codegen(context, builder, signature, values):
-            return formula(*(_Lanes(builder, value) for value in values)).value
-
-        return v(v, v), codegen
-
-    return function
-
-
-_power, _remainder = _of_two(_pow), _of_two(_mod)
-
-
-def _any(builder, mask):
-    return builder.icmp_unsigned("!=", builder.bitcast(mask, ir.IntType(nv.LANES)), ir.IntType(nv.LANES)(0))
-
-
-@intrinsic
-def _beyond(typingctx, v, limit):
-    """Whether a lane is finite and its absolute value as large as the limit or larger."""
-
-    def codegen(context, builder, signature, values):
-        size = abs(_Lanes(builder, values[0])).value
-        large = builder.fcmp_ordered(">=", size, nv._splat(builder, values[1]))
-        finite = builder.fcmp_ordered("<", size, ir.Constant(_FLOATS, [math.inf] * nv.LANES))
-        return _any(builder, builder.and_(large, finite))
-
-    return types.boolean(v, types.float32), codegen
-
-
-@intrinsic
-def _exceeds(typingctx, v, w, times):
-    """Whether the absolute value of a lane of v is that of w times a number, or larger."""
-
-    def codegen(context, builder, signature, values):
-        left, right = (abs(_Lanes(builder, value)).value for value in values[:2])
-        right = builder.fmul(right, nv._splat(builder, values[2]))
-        return _any(builder, builder.fcmp_ordered(">=", left, right))
-
-    return types.boolean(v, v, types.float32), codegen
-
-
-@functools.partial(nb.separate, exact=True)
-def unary(code, p, at, q, to, count):
-    """q[to + i] = f(p[at + i]) for float32; q may be p."""
-    limit = FAR if (code == SIN) | (code == COS) | (code == TAN) else np.float32(np.inf)
-    for i in range(0, count, nv.LANES):
-        left = min(count - i, nv.LANES)
-        v = nv.read_all(p, at + i) if left == nv.LANES else nv.read_some(p, at + i, 0, left)
-        if _beyond(v, limit):
-            for j in range(i, i + left):
-                u = np.float64(p[at + j])
-                u = math.sin(u) if code == SIN else math.cos(u) if code == COS else math.tan(u)
-                q[to + j] = nb.cast(u, p[at + j])
-        else:
-            nv.write(q, to + i, 1, _value(code, v), left)
-
-
-@functools.partial(nb.separate, exact=True)
-def binary(code, p, at, r, by, q, to, count):
-    """q[to + i] = f(p[at + i], r[by + i]) for float32; q may be p."""
-    for i in range(0, count, nv.LANES):
-        left = min(count - i, nv.LANES)
-        v = nv.read_all(p, at + i) if left == nv.LANES else nv.read_some(p, at + i, 0, left)
-        w = nv.read_all(r, by + i) if left == nv.LANES else nv.read_some(r, by + i, 0, left)
-        if code == POW:
-            nv.write(q, to + i, 1, _power(v, w), left)
-        elif _exceeds(v, w, QUOTIENT):
-            for j in range(i, i + left):
-                rest = np.fmod(np.float64(p[at + j]), np.float64(r[by + j]))
-                q[to + j] = nb.cast(rest, p[at + j])
-        else:
-            nv.write(q, to + i, 1, _remainder(v, w), left)
-
-
-def functions(code, count, v):
-    """v[i] = f(v[i]) of a buffer of any type, for the codes of `UNARY`. Kernels only."""
-    raise NotImplementedError("works inside a kernel only")
-
-
-@overload(functions)
-def _functions(code, count, v):
-    if v.dtype == types.float32:
-        return lambda code, count, v: unary(code, v, 0, v, 0, count)
-
-    def impl(code, count, v):
-        for i in range(count):
-            u = np.float64(v[i])
-            if code == EXP:
-                u = math.exp(u)
-            elif code == LOG:
-                u = np.log(u)
-            elif code == SIN:
-                u = math.sin(u)
-            elif code == COS:
-                u = math.cos(u)
-            elif code == TAN:
-                u = math.tan(u)
-            else:
-                u = math.erf(u)
-            v[i] = nb.cast(u, v[0])
-
-    return impl
-
-
-def functions_of_two(code, count, v, w):
-    """v[i] = f(v[i], w[i]) of buffers of any type, for the codes of `BINARY`. Kernels only."""
-    raise NotImplementedError("works inside a kernel only")
-
-
-@overload(functions_of_two)
-def _functions_of_two(code, count, v, w):
-    if v.dtype == types.float32:
-        return lambda code, count, v, w: binary(code, v, 0, w, 0, v, 0, count)
-
-    def impl(code, count, v, w):
-        for i in range(count):
-            x, y = np.float64(v[i]), np.float64(w[i])
-            v[i] = nb.cast(math.pow(x, y) if code == POW else np.fmod(x, y), v[0])
-
-    return impl
+UNARY = {
+    "exp": _exp,
+    "log": _log,
+    "sin": _sin,
+    "cos": _cos,
+    "tan": _tan,
+    "erf": _erf,
+    "abs": abs,
+    "neg": lambda v: -v,
+    "floor": lambda v: v.floor(),
+    "ceil": lambda v: v._call("llvm.ceil", v),
+    "sqrt": _sqrt,
+    "rsqrt": lambda v: 1.0 / _sqrt(v),
+    "reciprocal": lambda v: 1.0 / v,
+}
+BINARY = {
+    "add": lambda v, w: v + w,
+    "sub": lambda v, w: v - w,
+    "mul": lambda v, w: v * w,
+    "div": lambda v, w: v / w,
+    "min": _chosen("<"),
+    "max": _chosen(">"),
+    "pow": _pow,
+    "mod": _mod,
+}
+# LLVM's comparisons and whether NaN counts as true.
+COMPARISONS = {
+    "cmp_eq": ("==", False),
+    "cmp_neq": ("!=", True),
+    "cmp_gt": (">", False),
+    "cmp_ge": (">=", False),
+    "cmp_lt": ("<", False),
+    "cmp_le": ("<=", False),
+}

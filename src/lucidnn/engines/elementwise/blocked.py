@@ -5,6 +5,8 @@ mode's own short loop, added to and written. The mode and the types are looked a
 (float32, float64 and 64-bit whole numbers) serve every mix. The axes are merged first (``_loops.py``). As a block is
 read before it is written, y may be a tensor that is read with the same strides.
 
+A large result of the type that is computed in is written past the caches (``_streams.py``).
+
 Cost: the memory traffic. Exponential, logarithm, power and the like have vectors for float32 (``_functions.py``); for
 float64 they are the C library's, at some nanoseconds a value.
 """
@@ -20,23 +22,21 @@ from ...ops.elementwise import MODES, TYPES
 from .. import _numba as nb
 from .._numba.stack import stack
 from ._access import KINDS, read, write
-from ._functions import binary, functions, functions_of_two, unary
+from ._functions import BINARY, COMPARISONS, UNARY
 from ._loops import INDEX, Loops
+from ._neighbours import binary, compare, functions, functions_of_two, unary
+from ._streams import LEAST, settle, write_out
 
 BLOCK = 512
+DIRECT_SPAN = 4096  # without buffers
 GRAIN = 16384  # points that are worth a thread
 PARTS = 64
 SLOTS = ("x", "b", "t", "z", "y", INDEX)
-OUTER, UNITS, CHUNKS, LANES, CODE = 0, 1, 2, 3, 4
-TYPE, DIRECT, STEP, LOOPS, ROW = (
-    5,
-    10,
-    11,
-    17,
-    7,
-)  # five types and steps of the innermost loop, then a row for each outer loop
+OUTER, UNITS, CHUNKS, LANES, CODE = range(5)
+TYPE, DIRECT, PAST, SPAN, STEP, LOOPS = 5, 10, 11, 12, 13, 19  # five types, six steps of the innermost loop, then a row
+ROW = 7  # for each outer loop: its size and steps
 CODES = {name: mode.code for name, mode in MODES.items()}
-DIRECT_MODES = ("add", "sub", "mul", "div", "pow", "mod", "exp", "log", "sin", "cos", "tan", "erf")
+DIRECT_MODES = {*UNARY, *BINARY, *COMPARISONS}
 
 
 @nb.exact_kernel
@@ -150,26 +150,16 @@ def _unary(code, count, v, lower, upper, slope):
 ) = range(len(MODES))  # fmt: skip
 
 
-@nb.separate
-def _direct(code, x, x_at, b, b_at, y, y_at, count):
+@nb.jitable
+def _direct(code, x, x_at, b, b_at, y, y_at, count, past):
     """Modes of `DIRECT_MODES` on float32 neighbours, past the buffers."""
     p, q, r = nb.pointer(x, np.float32(0)), nb.pointer(b, np.float32(0)), nb.pointer(y, np.float32(0))
-    if (code == POW) | (code == MOD):
-        binary(code, p, x_at, q, b_at, r, y_at, count)
+    if (code >= EQ) & (code <= LE):
+        compare(code, p, x_at, q, b_at, nb.pointer(y, np.uint8(0)), y_at, count)
     elif b == 0:
-        unary(code, p, x_at, r, y_at, count)
-    elif code == ADD:
-        for i in range(count):
-            r[y_at + i] = p[x_at + i] + q[b_at + i]
-    elif code == SUB:
-        for i in range(count):
-            r[y_at + i] = p[x_at + i] - q[b_at + i]
-    elif code == DIV:
-        for i in range(count):
-            r[y_at + i] = p[x_at + i] / q[b_at + i]
+        unary(code, p, x_at, r, y_at, count, past)
     else:
-        for i in range(count):
-            r[y_at + i] = p[x_at + i] * q[b_at + i]
+        binary(code, p, x_at, q, b_at, r, y_at, count, past)
 
 
 @nb.kernel
@@ -177,8 +167,8 @@ def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
     t, numbers = nb.pointer(table, np.int64(0)), nb.pointer(numbers, like)
     v, w, c, at = stack(BLOCK, like), stack(BLOCK, like), stack(BLOCK, like), stack(6, np.int64(0))
     for unit in range(t[UNITS] * part // parts, t[UNITS] * (part + 1) // parts):
-        rest, lane = unit // t[CHUNKS], unit % t[CHUNKS] * BLOCK
-        count = min(t[LANES] - lane, BLOCK)
+        rest, lane = unit // t[CHUNKS], unit % t[CHUNKS] * t[SPAN]
+        count = min(t[LANES] - lane, t[SPAN])
         for slot in range(6):
             at[slot] = lane * t[STEP + slot]
         for loop in range(t[OUTER] - 1, -1, -1):
@@ -187,7 +177,7 @@ def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
             for slot in range(6):
                 at[slot] += here * t[row + 1 + slot]
         if t[DIRECT]:
-            _direct(t[CODE], x, at[0], b, at[1], y, at[4], count)
+            _direct(t[CODE], x, at[0], b, at[1], y, at[4], count, t[PAST] != 0)
             continue
         if t[CODE] == GEN_INDEX:
             for i in range(count):
@@ -211,7 +201,12 @@ def _part(part, parts, x, b, t_address, z, y, table, numbers, like):
             read(t[TYPE + 3], z, at[3], t[STEP + 3], count, w, 0)
             for i in range(count):
                 v[i] += numbers[2] * w[i]
-        write(t[TYPE + 4], y, at[4], t[STEP + 4], count, v)
+        if t[PAST]:
+            write_out(y, at[4], v, count, t[PAST])
+        else:
+            write(t[TYPE + 4], y, at[4], t[STEP + 4], count, v)
+    if t[PAST]:
+        settle()
 
 
 @nb.kernel
@@ -244,17 +239,24 @@ class Blocked(Engine):
         loops, tensors = Loops.of(problem), problem.tensors
         wide = any(t.dtype == "f64" for t in tensors.values())
         whole = op.is_whole(tensors) and op.mode != "identity" or all(t.dtype in TYPES[4:] for t in tensors.values())
-        like = nb.token("i64" if whole else "f64" if wide or op.is_whole(tensors) else "f32")
+        form = "i64" if whole else "f64" if wide or op.is_whole(tensors) else "f32"
+        like = nb.token(form)
         strides = [loops.strides.get(slot, (0,) * len(loops.sizes)) for slot in SLOTS]
         kinds = [KINDS[tensors[slot].dtype] if slot in tensors else -1 for slot in SLOTS[:5]]
         lanes = loops.sizes[-1]
-        plain = op.alpha1 == op.alpha2 == 1.0 and "z" not in tensors and {t.dtype for t in tensors.values()} == {"f32"}
+        plain = op.alpha1 == op.alpha2 == 1.0 and "z" not in tensors
+        plain &= all(t.dtype == "f32" for role, t in problem.items if role != "y")
+        plain &= tensors["y"].dtype == ("bool" if op.mode in COMPARISONS else "f32")
         near = all(strides[SLOTS.index(role)][-1] == 1 for role in tensors)
         direct = int(op.mode in DIRECT_MODES and plain and near)
-        chunks = -(-lanes // BLOCK)
+        large = problem.bytes >= LEAST and strides[4][-1] == 1 and tensors["y"].dtype == form
+        past = tensors["y"].itemsize if large else 0
+        span = DIRECT_SPAN if direct else BLOCK
+        chunks = -(-lanes // span)
         units = loops.rows * chunks
         outer = [n for i, size in enumerate(loops.sizes[:-1]) for n in (size, *(s[i] for s in strides))]
-        head = [len(loops.sizes) - 1, units, chunks, lanes, CODES[op.mode], *kinds, direct, *(s[-1] for s in strides)]
+        head = [len(loops.sizes) - 1, units, chunks, lanes, CODES[op.mode], *kinds, direct, past, span]
+        head += [s[-1] for s in strides]
         table = np.array([*head, *outer], dtype=np.int64)
         # Whole numbers have no limits: infinite ones could not be written down.
         limits = [op.lower, op.upper, op.slope] if not whole else [0, 0, 0]
