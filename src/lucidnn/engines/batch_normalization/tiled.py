@@ -27,6 +27,7 @@ from .._triton.epilogue import convert, finish
 from .._triton.index import columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
 from .._triton.loops import offset
+from ._flat import normalize_flat, with_flat
 from ._tiles import Tiles, common, configs, dense, numbers, strided
 from ._view import View
 
@@ -248,7 +249,7 @@ class Tiled(TritonEngine):
     def configs(self, problem: Problem) -> list[Config]:
         if problem.op.name == "batch_norm_combine":
             return [{"num_warps": 4, "num_stages": 1}]
-        return configs(problem, 1)
+        return with_flat(problem, configs(problem, 1))
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
         if problem.op.name in ("batch_norm_infer_fwd", "batch_norm_combine"):
@@ -264,6 +265,8 @@ class Tiled(TritonEngine):
         tiles = Tiles.of(problem, config)
         busy = min(1.0, tiles.blocks * tiles.rows * tiles.chunks / problem.target.processors)
         waste = tiles.chunks * config["BLOCK_P"] / tiles.lanes * tiles.blocks * config["BLOCK_C"] / tiles.view.channels
+        if config.get("FLAT", 0):  # the pass over x that makes statistics is in tiles all the same
+            waste = 1.0 if problem.op.name == "batch_norm_infer_fwd" else max(1.0, waste) ** 0.5
         return roofline(problem, flops=0.0, memory_efficiency=0.8 * busy / max(1.0, waste) ** 0.5, launches=launches)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
@@ -274,7 +277,8 @@ class Tiled(TritonEngine):
         if problem.op.name != "batch_norm_infer_fwd":
             found += [_stats(problem, tiles, config), _combine_parts(problem, tiles)]
         if problem.op.name != "batch_norm_stats":
-            found.append(_normalize(problem, tiles, config))
+            flat = config.get("FLAT", 0) > 0
+            found.append(normalize_flat(problem, tiles.view, config) if flat else _normalize(problem, tiles, config))
         return found
 
 

@@ -25,6 +25,7 @@ from .._triton.epilogue import activate_grad, convert
 from .._triton.index import columns, rows
 from .._triton.launch import Argument, Launch, Real, Slice, TritonEngine
 from .._triton.loops import offset
+from ._flat import apply_flat, with_flat
 from ._tiles import Tiles, common, configs, numbers, strided
 
 
@@ -270,7 +271,7 @@ class TiledBwd(TritonEngine):
         return r
 
     def configs(self, problem: Problem) -> list[Config]:
-        return configs(problem, 2)
+        return with_flat(problem, configs(problem, 2))
 
     def workspace_size(self, problem: Problem, config: Config) -> int:
         if problem.op.name == "batch_norm_bwd_apply":
@@ -283,6 +284,8 @@ class TiledBwd(TritonEngine):
         launches = {"batch_norm_bwd": 3, "batch_norm_bwd_sums": 2}.get(problem.op.name, 1)
         busy = min(1.0, tiles.blocks * tiles.rows * tiles.chunks / problem.target.processors)
         waste = tiles.chunks * config["BLOCK_P"] / tiles.lanes * tiles.blocks * config["BLOCK_C"] / tiles.view.channels
+        if config.get("FLAT", 0):  # the pass that sums is in tiles all the same
+            waste = 1.0 if problem.op.name == "batch_norm_bwd_apply" else max(1.0, waste) ** 0.5
         return roofline(problem, flops=0.0, memory_efficiency=0.8 * busy / max(1.0, waste) ** 0.5, launches=launches)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:
@@ -345,6 +348,9 @@ def _add(problem: Problem, tiles: Tiles) -> Launch:
 def _apply(problem: Problem, tiles: Tiles, config: Config) -> Launch:
     view, op = tiles.view, problem.op
     whole = op.name == "batch_norm_bwd"
+    if config.get("FLAT", 0):
+        sums: Any = _slices(problem, tiles)["sums"]
+        return apply_flat(problem, view, config, sums if whole else None)
     args, constexprs = common(problem, tiles, config)
     args |= _given(problem, tiles)
     kind = statistics_type(problem["x"].dtype)
