@@ -16,10 +16,10 @@ from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
 from ...ops.convolution import five_strides, three
-from ...ops.grid_sample import TAPS
 from .._triton.index import INT32
 from .._triton.launch import Argument, Launch, Slice, TritonEngine
 from ._grid import TYPES, configs, grid_sample, has_points, sample_arguments, tiles, turned
+from ._grid_last import tap_traffic
 
 BLOCK = 1024
 
@@ -83,9 +83,8 @@ class GridScatter(TritonEngine):
         return problem["x"].numel * (8 if problem["x"].dtype == "f64" else 4)
 
     def cost(self, problem: Problem, config: Config) -> float:
-        op: Any = problem.op
-        taps = TAPS[op.mode] ** (problem["x"].ndim - 2)
-        moved = problem.bytes + 3 * self.workspace_size(problem, config) + 4.0 * taps * problem["dy"].numel
+        moved = problem.bytes + 3 * self.workspace_size(problem, config)
+        moved += tap_traffic(problem, channels_last=not turned(problem))
         return roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.6, launches=3)
 
     def launches(self, problem: Problem, config: Config) -> list[Launch]:

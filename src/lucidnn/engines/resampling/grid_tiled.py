@@ -7,15 +7,13 @@ Cost: a read a tap, channel and point, mostly from the first-level cache. The gr
 ``resample.grid_scatter``.
 """
 
-from typing import Any
-
 from ...core.engine import Config, Refusals
 from ...core.heuristics import roofline
 from ...core.problem import Problem
-from ...ops.grid_sample import TAPS
 from .._triton.index import INT32
 from .._triton.launch import Launch, TritonEngine
-from ._grid import TYPES, configs, grid_sample, has_points, sample_arguments, tiles
+from ._grid import TYPES, configs, grid_sample, has_points, sample_arguments, tiles, turned
+from ._grid_last import tap_traffic
 
 
 class GridTiled(TritonEngine):
@@ -38,9 +36,7 @@ class GridTiled(TritonEngine):
         return configs(problem)
 
     def cost(self, problem: Problem, config: Config) -> float:
-        op: Any = problem.op
-        y = problem["y" if "y" in problem.tensors else "dy"]
-        moved = problem.bytes + 0.1 * y.nbytes * TAPS[op.mode] ** (y.ndim - 2)
+        moved = problem.bytes + tap_traffic(problem, channels_last=not turned(problem))
         busy = max(min(1.0, tiles(problem, config) / problem.target.processors), 1e-3)
         return roofline(problem, flops=0.0, bytes=moved, memory_efficiency=0.7 * busy)
 
