@@ -183,6 +183,14 @@ def test_a_class_that_does_not_exist_is_nan_on_a_gpu():
     assert loss.isnan().tolist() == [False, True] and x.grad[1].isnan().all() and x.grad[0].isfinite().all()
 
 
+@pytest.mark.parametrize("wrong", [1.5, "a", [1, "b"], {"a": 1}, object()])
+def test_axes_that_are_no_whole_numbers_are_named(wrong):
+    x = torch.ones(2, 3)
+    for function, name in ((F.softmax, "dim"), (F.sum, "dim"), (F.max, "dim"), (F.layer_norm, "normalized_shape")):
+        with pytest.raises(InvalidArgument, match=f"^{name}: found .*a whole number or a sequence of them"):
+            function(x, wrong)
+
+
 def test_bad_input():
     x = torch.randn(2, 3)
     with pytest.raises(InvalidArgument, match="axes"):

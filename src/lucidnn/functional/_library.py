@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -290,6 +290,7 @@ def run(
         known = _plans.get(key, ())
     except TypeError:  # the dispatcher hands lists over; tuples can be a key
         hashable = tuple(tuple(a) if isinstance(a, list) else a for a in attributes)
+        hash(hashable)  # the error of what never can be one
         return run(describe, tensors, hashable, math, into, op)
     for check, wanting, plan in known:  # noqa: B007
         if check(*inputs):
@@ -466,3 +467,19 @@ def tuple_of(value: Any, count: int, name: str) -> tuple[int, ...]:
     if values is None or len(values) not in (1, count) or not all(isinstance(v, (int, torch.SymInt)) for v in values):
         raise InvalidArgument(name, repr(value), f"a whole number, or {count} of them")
     return values * count if len(values) == 1 else values  # type: ignore[return-value]
+
+
+def axes_of(value: Any, name: str) -> tuple[int, ...]:
+    """An axis, or a sequence of axes, as a tuple.
+
+    Examples
+    --------
+    >>> axes_of(-1, "dim"), axes_of([0, 2], "dim")
+    ((-1,), (0, 2))
+    """
+    if isinstance(value, int):
+        return (value,)
+    axes: tuple[Any, ...] = tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(axis, (int, torch.SymInt)) for axis in axes):
+        raise InvalidArgument(name, repr(value), "a whole number or a sequence of them")
+    return axes

@@ -9,6 +9,7 @@ import torch
 
 from ..core.errors import InvalidArgument
 from ..ops.activation import ACTIVATIONS
+from ._library import axes_of
 from ._normalization import group_norm_fwd, layer_norm_fwd, rms_norm_fwd, statistics_type
 
 
@@ -28,7 +29,7 @@ def _autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _normalized(input: torch.Tensor, normalized_shape: Any) -> int:
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = axes_of(normalized_shape, "normalized_shape")
     count = len(shape)
     if not 1 <= count <= input.ndim or input.shape[-count:] != shape:
         found = f"{list(shape)} for an input of shape {list(input.shape)}"

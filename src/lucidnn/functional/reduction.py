@@ -17,7 +17,7 @@ from ..core.errors import InvalidArgument, NotSupported
 from ..core.operation import Epilogue
 from ..ops.pointwise import like
 from ..ops.reduction import EXTREMES, ReduceBwd, ReduceFwd, reduced_shape
-from ._library import Described, Op, Planned
+from ._library import Described, Op, Planned, axes_of
 
 _FWD = "Tensor x, Tensor? z, str mode, int[] axes, bool keep, float alpha, float beta"
 
@@ -190,7 +190,7 @@ def _axes(input: torch.Tensor, dim: Any, name: str = "dim") -> tuple[int, ...]:
         raise InvalidArgument("input", type(input).__name__, "a torch tensor")
     if dim is None:
         return ()
-    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    axes = axes_of(dim, name)
     limit = input.ndim or 1
     for axis in axes:
         if not isinstance(axis, int) or not -limit <= axis < limit:

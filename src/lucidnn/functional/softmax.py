@@ -11,7 +11,7 @@ from ..core.descriptor import TensorDescriptor, short_dtype
 from ..core.errors import InvalidArgument
 from ..ops.pointwise import like
 from ..ops.softmax import SoftmaxBwd, SoftmaxFwd
-from ._library import Described, Op, Planned
+from ._library import Described, Op, Planned, axes_of
 
 _ATTRIBUTES = "int[] axes, bool log, bool empty_zero, ScalarType dtype"
 
@@ -86,7 +86,7 @@ def _softmax(input, dim, dtype, log, mask, empty_zero):
         raise InvalidArgument("input", type(input).__name__, "a torch tensor")
     if dim is None:
         dim = _implicit(input.ndim)
-    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    axes = axes_of(dim, "dim")
     if dtype is None:
         dtype = input.dtype
     elif dtype != input.dtype and (dtype == torch.float64 or dtype.itemsize <= input.dtype.itemsize):
