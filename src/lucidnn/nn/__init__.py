@@ -13,7 +13,17 @@ True
 """
 
 from .activation import activation_of
-from .convolution import CausalConv1d, CausalConv2d, CausalConv3d, ConvAct1d, ConvAct2d, ConvAct3d
+from .convolution import (
+    CausalConv1d,
+    CausalConv2d,
+    CausalConv3d,
+    ConvAct1d,
+    ConvAct2d,
+    ConvAct3d,
+    ConvTransposeAct1d,
+    ConvTransposeAct2d,
+    ConvTransposeAct3d,
+)
 from .normalization import BatchNormAct1d, BatchNormAct2d, BatchNormAct3d, GroupNormAct
 from .sequence import ConvNormAct1d, ConvNormAct2d, ConvNormAct3d
 
@@ -30,6 +40,9 @@ __all__ = [
     "ConvNormAct1d",
     "ConvNormAct2d",
     "ConvNormAct3d",
+    "ConvTransposeAct1d",
+    "ConvTransposeAct2d",
+    "ConvTransposeAct3d",
     "GroupNormAct",
     "activation_of",
 ]

@@ -1,7 +1,8 @@
-"""Convolutions with their activation in the same kernel, and causal ones: no output sees a later input."""
+"""Convolutions, transposed too, with their activation in one kernel, and causal ones: no output sees a later input."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,10 +10,16 @@ import torch
 from .. import functional
 from ..core.errors import InvalidArgument
 from .activation import activation_of
+from .residual import computed_type, with_residual
 
 
 def convolve(conv: Any, x: torch.Tensor, weight: Any, bias: Any, **more: Any) -> torch.Tensor:
     """What a convolution module of the framework does, with `more` of what lucidnn's function takes."""
+    if conv.transposed:
+        function = getattr(functional, f"conv_transpose{weight.ndim - 2}d")
+        return function(
+            x, weight, bias, conv.stride, conv.padding, conv.output_padding, conv.groups, conv.dilation, **more
+        )
     function = getattr(functional, f"conv{weight.ndim - 2}d")
     return function(
         x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups, padding_mode=conv.padding_mode, **more
@@ -26,7 +33,8 @@ class _ConvAct(torch.nn.Module):
     parameter: float
 
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-        return convolve(self, x, self.weight, self.bias, z=z, activation=self.name, parameter=self.parameter)
+        convolved = functools.partial(convolve, self, x, self.weight, self.bias)
+        return with_residual(convolved, computed_type(x), z, self.name, self.parameter)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.name}"
@@ -39,25 +47,29 @@ def _conv_act(base: Any) -> Any:
         Parameters
         ----------
         *args, **kwargs
-            Those of the framework's convolution of the same rank.
+            Those of the framework's module of the same rank.
         activation : str, torch.nn.Module or None
             As `lucidnn.nn.activation_of` takes it.
 
         Notes
         -----
-        Parameters are named as the plain convolution's. ``forward(x, z=None)``.
+        Parameters are named as the plain convolution's. ``forward(x, z=None)``; a z that is broadcast, or of another
+        type, is added after the kernel.
         """
 
         def __init__(self, *args: Any, activation: Any = "relu", **kwargs: Any):
             super().__init__(*args, **kwargs)
             self.name, self.parameter = activation_of(activation)
 
-    ConvAct.__name__ = ConvAct.__qualname__ = f"ConvAct{base.__name__[-2:]}"
+    ConvAct.__name__ = ConvAct.__qualname__ = f"{base.__name__[:-2]}Act{base.__name__[-2:]}"
     ConvAct.__module__ = __name__
     return ConvAct
 
 
 ConvAct1d, ConvAct2d, ConvAct3d = (_conv_act(c) for c in (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d))
+ConvTransposeAct1d, ConvTransposeAct2d, ConvTransposeAct3d = (
+    _conv_act(c) for c in (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+)
 
 
 def _causal(base: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from .. import functional
 from .activation import activation_of
+from .residual import with_residual
 
 
 def batch_normalize(norm: Any, x: torch.Tensor, z: Any = None, name: str = "identity", parameter: float = 0.0) -> Any:
@@ -22,12 +24,18 @@ def batch_normalize(norm: Any, x: torch.Tensor, z: Any = None, name: str = "iden
             momentum = 1.0 / norm.num_batches_tracked.to(torch.float32)
     by_batch = norm.training or (norm.running_mean is None and norm.running_var is None)
     known = not norm.training or norm.track_running_stats
-    return functional.batch_norm(
+    normalized = functools.partial(
+        functional.batch_norm,
         x,
         norm.running_mean if known else None,
         norm.running_var if known else None,
-        norm.weight, norm.bias, by_batch, momentum, norm.eps, z=z, activation=name, parameter=parameter,
-    )  # fmt: skip
+        norm.weight,
+        norm.bias,
+        by_batch,
+        momentum,
+        norm.eps,
+    )
+    return with_residual(normalized, x.dtype, z, name, parameter)
 
 
 def _batch_norm_act(base: Any) -> Any:
@@ -43,7 +51,8 @@ def _batch_norm_act(base: Any) -> Any:
 
         Notes
         -----
-        Parameters and buffers are named as the plain normalization's. ``forward(x, z=None)``.
+        Parameters and buffers are named as the plain normalization's. ``forward(x, z=None)``; a z that is broadcast, or
+        of another type, is added after the kernel.
         """
 
         def __init__(self, *args: Any, activation: Any = "relu", **kwargs: Any):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from .activation import activation_of
 from .convolution import convolve
 from .normalization import batch_normalize
+from .residual import computed_type, with_residual
 
 
 def fold(conv: Any, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +27,14 @@ def fold(conv: Any, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
         shift = shift + norm.bias.to(kind)
     if conv.bias is not None:
         shift = shift + conv.bias.to(kind) * scale
-    weight = conv.weight.to(kind) * scale.reshape(-1, *[1] * (conv.weight.ndim - 1))
+    weight = conv.weight.to(kind)
+    ones = [1] * (weight.ndim - 2)
+    if conv.transposed:  # (input channels, output channels of a group, ...)
+        groups = conv.groups
+        parts = weight.unflatten(0, (groups, -1)) * scale.reshape(groups, 1, -1, *ones)
+        weight = parts.flatten(0, 1)
+    else:
+        weight = weight * scale.reshape(-1, 1, *ones)
     if conv.weight.ndim == 4 and conv.weight.is_contiguous(memory_format=torch.channels_last):
         weight = weight.contiguous(memory_format=torch.channels_last)
     return weight.to(conv.weight.dtype), shift.to(conv.weight.dtype)
@@ -44,7 +53,8 @@ class _ConvNormAct(torch.nn.Sequential):
         if norm.training or norm.running_mean is None or torch.is_grad_enabled():
             y = convolve(conv, input, conv.weight, conv.bias)
             return batch_normalize(norm, y, z, self.name, self.parameter)
-        return convolve(conv, input, *fold(conv, norm), z=z, activation=self.name, parameter=self.parameter)
+        folded = functools.partial(convolve, conv, input, *fold(conv, norm))
+        return with_residual(folded, computed_type(input), z, self.name, self.parameter)
 
 
 def _conv_norm_act(conv: Any, norm: Any) -> Any:
