@@ -11,5 +11,6 @@
 from __future__ import annotations
 
 from ._switch import calls, disable, enable, enabled, report, reset_calls
+from .fuse import FusedModule, Fusion, fuse
 
-__all__ = ["calls", "disable", "enable", "enabled", "report", "reset_calls"]
+__all__ = ["FusedModule", "Fusion", "calls", "disable", "enable", "enabled", "fuse", "report", "reset_calls"]
