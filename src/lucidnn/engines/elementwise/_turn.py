@@ -13,7 +13,7 @@ _UPPER = [(nv.LANES + i) // 2 + nv.LANES * (i % 2) for i in range(nv.LANES)]
 
 @intrinsic
 def turn(typingctx, p, at, step, q, to, by):
-    """q[to + i * by + j] = p[at + j * step + i] for i and j below 16; both pointers of one type. Kernels only.
+    """q[to + i * by + j] = p[at + j * step + i] for i and j below 16; float32, bfloat16 and float16 mix. Kernels only.
 
     Merging vector k with vector k + 8, lane by lane, moves the highest bit of an element's vector number to the lowest
     of its lane number, and all others up by one: four such rounds exchange the two numbers.
@@ -25,7 +25,8 @@ def turn(typingctx, p, at, step, q, to, by):
         place = at
         for _ in range(nv.LANES):
             spot, _, size = nv._spot(context, builder, p, source, place)
-            rows.append(builder.load(spot, align=size))
+            row = builder.load(spot, align=size)
+            rows.append(row if p.dtype == q.dtype else nv._widen(builder, p.dtype, row))
             place = builder.add(place, step)
         half = nv.LANES // 2
         for _ in range(4):
@@ -37,7 +38,7 @@ def turn(typingctx, p, at, step, q, to, by):
         place = to
         for row in rows:
             spot, _, size = nv._spot(context, builder, q, target, place)
-            builder.store(row, spot, align=size)
+            builder.store(row if p.dtype == q.dtype else nv._narrow(builder, q.dtype, row), spot, align=size)
             place = builder.add(place, by)
         return context.get_dummy_value()
 

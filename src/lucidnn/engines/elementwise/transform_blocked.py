@@ -3,10 +3,11 @@
 Method: nested loops (``_moves.py``) around a run of up to `BLOCK` elements that is read into a buffer in the
 first-level cache, scaled, surrounded with padding, added to and written, along an axis on which one tensor's elements
 are neighbours. Where the other tensor has its neighbours along another axis, squares of 16 by 16 are read along one and
-written along the other, turned in registers. What lies outside follows from the coordinates' start and step, once a
-run. The types are looked at once a run: three kernels (float32, float64, 64-bit whole numbers) serve every mix.
+written along the other, turned in registers. Where the innermost loop is short, as with three channels, and its runs
+lie side by side in y, many of them make up a block. What lies outside follows from the coordinates' start and step,
+once a run. The types are looked at once a run: three kernels (float32, float64, 64-bit whole numbers) serve every mix.
 
-Cost: the memory traffic, each tensor once. Runs of a few elements pay some ten nanoseconds each.
+Cost: the memory traffic, each tensor once. Other runs of a few elements pay some ten nanoseconds each.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from ...ops.elementwise import TYPES, WHOLE
 from .. import _numba as nb
 from .._numba.stack import stack
 from ._access import KINDS, read, write
-from ._moves import Axis, Loop, Moves
+from ._moves import FREE, Axis, Loop, Moves
 from ._turn import turn
 
 BLOCK = 512
@@ -31,11 +32,13 @@ SIDE = 16  # of a square
 GRAIN = 16384  # elements that are worth a thread
 PARTS = 64
 LEAST = 8  # loops that are shorter are not worth squares
+MOST = 32  # elements of a run that shares a block with others
+MIXED = {("f32", "bf16"): -1, ("f32", "f16"): -2, ("bf16", "f32"): -3, ("f16", "f32"): -4}  # as `_turn_bits` knows them
 
 # The table of 64-bit integers: these; five axes and one that is never left, four numbers each; the two inner loops and
 # then the outer ones, seven numbers each.
-TURNED, OUTER, UNITS, TILES, X_TYPE, Y_TYPE, Z_TYPE, X_START, Y_START, Z_START, SAME = range(11)
-AXES = 11
+TURNED, OUTER, UNITS, TILES, X_TYPE, Y_TYPE, Z_TYPE, X_START, Y_START, Z_START, SAME, GROUP = range(12)
+AXES = 12
 B = AXES + 4 * 6
 A, LOOPS = B + 7, B + 14
 
@@ -87,8 +90,16 @@ def _turn_buffer_impl(v, w):
 
 @nb.separate
 def _turn_bits(size, x, at, step, y, to, by):
-    """A whole square between tensors whose elements have one size in bytes."""
-    if size == 4:
+    """A whole square between tensors whose elements have one size in bytes, or types of `MIXED`."""
+    if size == -1:
+        turn(nb.pointer(x, np.float32(0)), at, step, nb.pointer(y, np.int16(0)), to, by)
+    elif size == -2:
+        turn(nb.pointer(x, np.float32(0)), at, step, nb.pointer(y, np.uint16(0)), to, by)
+    elif size == -3:
+        turn(nb.pointer(x, np.int16(0)), at, step, nb.pointer(y, np.float32(0)), to, by)
+    elif size == -4:
+        turn(nb.pointer(x, np.uint16(0)), at, step, nb.pointer(y, np.float32(0)), to, by)
+    elif size == 4:
         turn(nb.pointer(x, np.int32(0)), at, step, nb.pointer(y, np.int32(0)), to, by)
     elif size == 2:
         turn(nb.pointer(x, np.int16(0)), at, step, nb.pointer(y, np.int16(0)), to, by)
@@ -131,6 +142,17 @@ def _part(part, parts, x, z, y, table, numbers, like):
         first, last = _valid(in_x[b_axis], t[B + 5], t[AXES + 4 * b_axis + 1], b_size)
         if padding:
             first, last = begin, begin
+        if t[GROUP]:  # a block of runs that lie side by side in y
+            top = tile * t[GROUP]
+            rows = min(t[GROUP], a_size - top)
+            for i in range(rows * b_size):
+                v[i] = value
+            for j in range(first, last):
+                read(t[X_TYPE], x, x_at + top * t[A + 1] + j * t[B + 1], t[A + 1], rows, w, 0)
+                for i in range(rows):
+                    v[i * b_size + j] = alpha * w[i]
+            write(t[Y_TYPE], y, y_at + top * b_size, 1, rows * b_size, v)
+            continue
         if not turned:
             begin, end = max(begin, tile * BLOCK), min(end, (tile + 1) * BLOCK)
             if end <= begin:
@@ -148,7 +170,7 @@ def _part(part, parts, x, z, y, table, numbers, like):
         rows = bottom - top
         if rows <= 0:
             continue
-        whole = t[SAME] > 0 and rows == SIDE and a_first <= top and bottom <= a_last
+        whole = t[SAME] != 0 and rows == SIDE and a_first <= top and bottom <= a_last
         for left in range(begin, end, SIDE):
             count = min(SIDE, end - left)
             if whole and count == SIDE and first <= left and left + SIDE <= last:
@@ -194,6 +216,13 @@ def _inner(loops: tuple[Loop, ...]) -> tuple[list[Loop], Loop | None, Loop]:
     return sorted(outer, key=lambda one: one in found), None, inner
 
 
+def _grouped(moves: Moves, outer: list[Loop], inner: Loop) -> Loop | None:
+    """The loop whose turns lie side by side in y, each a short run of the innermost."""
+    if inner.size > MOST or inner.y != 1 or (inner.axis >= 0 and moves.axes[inner.axis].y_size != FREE):
+        return None
+    return next((one for one in outer if one.axis == -1 and one.y == inner.size and one.size >= SIDE), None)
+
+
 class TransformBlocked(Engine):
     name = "transform.blocked"
     operations = ("transform_tensor",)
@@ -206,8 +235,11 @@ class TransformBlocked(Engine):
         return r
 
     def cost(self, problem: Problem, config: Config) -> float:
-        _, beside, inner = _inner(Moves.of(problem).loops)
+        moves = Moves.of(problem)
+        outer, beside, inner = _inner(moves.loops)
         runs = problem["y"].numel / min(max(inner.size, 1), SIDE if beside else BLOCK)
+        if not beside and "z" not in problem.tensors and _grouped(moves, outer, inner):
+            runs = problem["y"].numel / BLOCK
         seconds = problem["y"].numel * (0.3e-9 if inner.x == inner.y == 1 or beside else 0.8e-9) + runs * 10e-9
         return roofline(problem, flops=0.0) + seconds / problem.target.processors
 
@@ -216,6 +248,9 @@ class TransformBlocked(Engine):
         tensors, epilogue = problem.tensors, problem.epilogue
         moves = Moves.of(problem)
         outer, beside, inner = _inner(moves.loops)
+        group = None if beside or "z" in tensors else _grouped(moves, outer, inner)
+        if group:
+            outer = [one for one in outer if one is not group]
         kinds = {t.dtype for t in tensors.values()}
         exact = tensors["x"].dtype in WHOLE
         form = "f32"
@@ -224,18 +259,24 @@ class TransformBlocked(Engine):
         elif "f64" in kinds:
             form = "f64"
         like = nb.token(form)
-        plain = epilogue.alpha == 1.0 and "z" not in tensors and tensors["x"].dtype == tensors["y"].dtype
+        pair = tensors["x"].dtype, tensors["y"].dtype
+        plain = epilogue.alpha == 1.0 and "z" not in tensors
+        same = 0 if not plain else tensors["x"].itemsize if pair[0] == pair[1] else MIXED.get(pair, 0)
         tiles = -(-beside.size // SIDE) if beside else -(-inner.size // BLOCK)
+        together = BLOCK // inner.size if group else 0
+        if group:
+            tiles = -(-group.size // together)
         units = 0 if problem["y"].numel == 0 else int(np.prod([one.size for one in outer], dtype=np.int64)) * tiles
         numbers = np.array([epilogue.alpha, epilogue.beta, op.value], dtype=like.dtype)
         types_ = [KINDS[tensors[role].dtype] if role in tensors else -1 for role in ("x", "y", "z")]
         head = [int(beside is not None), len(outer), units, tiles, *types_, moves.x_start, moves.y_start, moves.z_start]
         axes = [*moves.axes, *[Axis()] * (6 - len(moves.axes))]
-        loops = [inner, beside or Loop(1, 0, 0, 0), *outer]
+        loops = [inner, beside or group or Loop(1, 0, 0, 0), *outer]
         table = np.array(
             [
                 *head,
-                tensors["x"].itemsize if plain else 0,
+                same,
+                together,
                 *(n for axis in axes for n in dataclasses.astuple(axis)),
                 *(n for one in loops for n in dataclasses.astuple(dataclasses.replace(one, axis=one.axis % 6))),
             ],
