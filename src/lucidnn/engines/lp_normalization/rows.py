@@ -2,12 +2,14 @@
 
 Method: sixteen elements are the lanes of a vector (see ``_numba/vector.py``). Where the normalized axes are dense,
 lanes lie along the set: it is read for its norm, and once more for the result. Where another axis is dense (channels of
-nchw images), lanes are neighbouring sets, up to 512 together, whose sums are in the first-level cache. Backward is the
-same with the sum of dy x (and, for p = inf, the number of those that are largest). Squares, magnitudes and maxima for
-p = 2, 1 and inf; for any other p a logarithm and an exponential an element. Sums are float32, float64 for float64.
+nchw images), lanes are neighbouring sets, up to 512 together, whose sums are in the first-level cache; the next pieces
+of memory are asked for ahead, since each is too short for the processor to see where they go. Backward is the same with
+the sum of dy x (and, for p = inf, the number of those that are largest). Squares, magnitudes and maxima for p = 2, 1
+and inf; for any other p a logarithm and an exponential an element. Sums are float32, float64 for float64.
 
 Cost: the memory traffic, the second reading from the cache where a set fits into it. Every set is summed by one thread
-in one order. Limits: one set alone is one thread's work; the loops after merging are at most five kept, four reduced.
+in one order. Limits: one set alone, or sixty-four side by side, are one thread's work; empty sets are refused; loops
+after merging are at most five kept, four reduced.
 """
 
 import math
@@ -20,6 +22,7 @@ from ...core.problem import Problem
 from .. import _numba as nb
 from .._numba import exponential as ne
 from .._numba import vector as nv
+from .._numba.memory import prefetch
 from .._row_loops import RowLoops
 from ._lanes import GENERAL, INF, KINDS, TWO, folded, magnitude, norm_of, slope, taken, term
 from ._loops import set_loops
@@ -132,7 +135,7 @@ def _forward_across(task, slot, x_at, scale_at, y_at, norm_at, table, numbers_at
     p, inverse, eps = _three(numbers, like)
     kind, runs, has_scale, length, w = t[KIND], t[RUNS], t[HAS_SCALE] != 0, t[INNER], nv.LANES
     x_step, y_step, n_step, s_step = t[LANE + X], t[LANE + Y], t[LANE + N], t[LANE + S]
-    sums = nb.pointer(scratch + slot * SCRATCH, like)
+    x_row, y_row, sums = t[INNER + X], t[INNER + Y], nb.pointer(scratch + slot * SCRATCH, like)
     at = np.empty(7, np.int64)
     for unit in range(t[SETS] * task // t[TASKS], t[SETS] * (task + 1) // t[TASKS]):
         first = unit % t[CHUNKS] * t[WIDTH]
@@ -143,8 +146,9 @@ def _forward_across(task, slot, x_at, scale_at, y_at, norm_at, table, numbers_at
         for run in range(runs):
             _start(unit // t[CHUNKS], run, t, at)
             for k in range(length):
-                i, whole = at[X] + k * t[INNER + X] + first * x_step, dense if kind == TWO else 0
+                i, whole = at[X] + k * x_row + first * x_step, dense if kind == TWO else 0
                 for v in range(0, whole, w):
+                    prefetch(x, i + v + x_row)
                     nv.write(sums, v, 1, nv.add(nv.read_all(sums, v), term(nv.read_all(x, i + v), TWO, p)), w)
                 for v in range(whole, count, w):
                     u = term(_get(x, i + v * x_step, x_step, min(w, count - v)), kind, p)
@@ -157,9 +161,12 @@ def _forward_across(task, slot, x_at, scale_at, y_at, norm_at, table, numbers_at
         for run in range(runs):
             if runs > 1:
                 _start(unit // t[CHUNKS], run, t, at)
-            for k in range(length):
-                i, j = at[X] + k * t[INNER + X] + first * x_step, at[Y] + k * t[INNER + Y] + first * y_step
+            for back in range(length):
+                k = length - 1 - back  # what was read last is nearest
+                i, j = at[X] + k * x_row + first * x_step, at[Y] + k * y_row + first * y_step
                 for v in range(0, dense, w):
+                    prefetch(x, i + v - x_row)
+                    prefetch(y, j + v - y_row)
                     nv.write(y, j + v, 1, ne.multiply(nv.read_all(x, i + v), nv.read_all(sums, v)), w)
                 for v in range(dense, count, w):
                     many = min(w, count - v)
@@ -255,6 +262,7 @@ def _backward_across(
     less, w = ne.subtract(p, one), nv.LANES
     kind, runs, has_scale, length = t[KIND], t[RUNS], t[HAS_SCALE] != 0, t[INNER]
     x_step, g_step, y_step = t[LANE + X], t[LANE + G], t[LANE + Y]
+    x_row, g_row, y_row = t[INNER + X], t[INNER + G], t[INNER + Y]
     n_step, s_step, d_step = t[LANE + N], t[LANE + S], t[LANE + D]
     # For every set: the sum and g / m, the number of those largest and its reciprocal, two more factors, the norm.
     s, c = nb.pointer(scratch + slot * SCRATCH, like), MOST
@@ -272,8 +280,10 @@ def _backward_across(
             if run > 0:
                 _start(unit // t[CHUNKS], run, t, at)
             for k in range(length):
-                i, j = at[X] + k * t[INNER + X] + first * x_step, at[G] + k * t[INNER + G] + first * g_step
+                i, j = at[X] + k * x_row + first * x_step, at[G] + k * g_row + first * g_step
                 for v in range(0, dense, w):
+                    prefetch(x, i + v + x_row)
+                    prefetch(dy, j + v + g_row)
                     u = ne.multiply(nv.read_all(dy, j + v), nv.read_all(x, i + v))
                     nv.write(s, v, 1, nv.add(nv.read_all(s, v), u), w)
                 for v in range(dense, count, w):
@@ -296,10 +306,14 @@ def _backward_across(
         for run in range(runs if t[HAS_DX] != 0 else 0):
             if runs > 1:
                 _start(unit // t[CHUNKS], run, t, at)
-            for k in range(length):
-                i, j = at[X] + k * t[INNER + X] + first * x_step, at[G] + k * t[INNER + G] + first * g_step
-                o = at[Y] + k * t[INNER + Y] + first * y_step
+            for back in range(length):
+                k = length - 1 - back
+                i, j = at[X] + k * x_row + first * x_step, at[G] + k * g_row + first * g_step
+                o = at[Y] + k * y_row + first * y_step
                 for v in range(0, dense, w):
+                    prefetch(x, i + v - x_row)
+                    prefetch(dy, j + v - g_row)
+                    prefetch(dx, o + v - y_row)
                     u = ne.multiply(
                         nv.read_all(s, v + 2 * c), ne.multiply(nv.read_all(x, i + v), nv.read_all(s, v + 3 * c))
                     )
