@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import shutil
@@ -205,15 +206,12 @@ def test_forward_mode_drops_no_tangent():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_transforms_work_or_say_why_not():
+def test_vmap():
     x, w = leaf(5, 2, 3, 6, 6).detach(), leaf(4, 3, 3, 3).detach()
     mapped = torch.vmap(lambda t: F.conv2d(t, w))(x)
     torch.testing.assert_close(mapped, torch.stack([F.conv2d(t, w) for t in x]))
     pooled, index = torch.vmap(lambda t: F.max_pool2d(t, 2, return_indices=True))(x)
     assert torch.equal(pooled, torch.stack([F.max_pool2d(t, 2) for t in x])) and index.shape == pooled.shape
-    for transform in (torch.func.grad, torch.func.jacrev):
-        with pytest.raises(RuntimeError, match="functorch transforms"):
-            transform(lambda t: F.conv2d(x[0], t).sum())(w)
 
 
 # ---- tensors that are not what they look like ----------------------------------------------------------------
@@ -361,3 +359,25 @@ def test_a_second_call_is_one_check_and_one_plan(monkeypatch):
     assert calls(x.T.contiguous().T, x)[0] == 1  # other strides
     negative = torch.ops.aten._neg_view(x)
     assert torch.equal(op(x, negative, 1.0, "relu", 0.0), x * (x < 0))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_the_transforms_of_torch_func():
+    import torch.nn.functional as theirs
+
+    from lucidnn import functional as ours
+
+    x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 1, 2, dtype=torch.float64)
+
+    def loss(f, t):
+        return f.conv1d(f.softmax(t, -1).unsqueeze(-2), w).square().sum()
+
+    def forms(f):
+        grad = torch.func.grad(functools.partial(loss, f))
+        yield grad(x)
+        yield torch.func.grad(lambda t: grad(t).square().sum())(x)
+        yield torch.func.vmap(grad)(x)
+        yield torch.func.jacrev(functools.partial(f.softmax, dim=-1))(x)
+
+    for found, expected in zip(forms(ours), forms(theirs), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -226,7 +226,7 @@ def select(problem: Problem, settings: Settings | None = None, device: Any = Non
         if key not in _plans:
             plan = Plan(problem, choose(*key, device))
             log.info("%s -> %s (%s)", problem, plan.engine.name, plan.reason)
-            last_resort = "reference" in plan.engine.notes and plan.reason != "named by the caller"
+            last_resort = "reference" in plan.engine.notes and plan.reason != "named by the caller" and not plan._idle
             if last_resort and problem.text not in _warned:
                 _warned.add(problem.text)
                 log.warning("%s is slow and was the last resort for %s", plan.engine.name, problem)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C import _functorch  # type: ignore[attr-defined]
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from .. import memory
@@ -168,8 +169,13 @@ class Op:
                 if t is not None and forward_ad.unpack_dual(t).tangent is not None:
                     raise NotSupported(f"{self.name} has no forward-mode derivative; accepted: reverse mode")
         if _wants_gradient(args[: self.tensors]):
-            call = (self, self._below_autograd, args, args[self.tensors :])
-            return Differentiable.apply(call, *args[: self.tensors])
+            if _transform() is None:
+                return _apply((self, self._below_autograd, args, args[self.tensors :]), *args[: self.tensors])
+            # `torch.func` comes here once for each of its levels, of which this differentiates one; the levels below
+            # are to find gradients switched on, which they are not inside the forward pass of a `Function`.
+            below = torch.enable_grad()(self._below_autograd)
+            with enable_single_level_autograd_function():
+                return _apply((self, below, args, args[self.tensors :]), *args[: self.tensors])
         return self._below_autograd(*args)
 
     def _below_autograd(self, *args: Any) -> Any:

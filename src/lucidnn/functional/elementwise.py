@@ -116,7 +116,7 @@ def _backward(needs, args, outputs, grads):
     if mode == "clip":
         slopes = (((v > lower) & (v < upper)).to(wide),)
     elif mode == "relu_bwd":
-        edge = given[1]
+        edge = given[-1]
         slopes = (
             torch.where(edge >= upper, 0.0, torch.where(edge <= lower, slope, 1.0).to(wide)),
             torch.zeros_like(edge),
