@@ -246,12 +246,12 @@ FIRST = [
 
 
 def in_turn(lines: list[str]) -> list:
-    """Every line for Hopper and, in turn, for one of the others; what is left belongs to the longer profile."""
+    """Every line for Hopper, every second one for one of the others in turn; the longer profile has what is left."""
     others = [target for target in TARGETS if target != "cuda:sm_90"]
     found = []
     for number, line in enumerate(lines):
         for target in TARGETS:
-            usual = target in ("cuda:sm_90", others[number % len(others)])
+            usual = target in ("cuda:sm_90", others[number // 2 % len(others)] if number % 2 == 0 else "")
             marks = [] if usual else [pytest.mark.slow]
             found.append(pytest.param(line, target, id=f"{line}-{target}", marks=marks))
     return found
