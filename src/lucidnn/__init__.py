@@ -61,6 +61,7 @@ __all__ = [
     "explain",
     "find",
     "functional",
+    "nn",
     "observe",
     "ops",
     "read_problems",
