@@ -361,14 +361,14 @@ class _Rewriting:
     def _changed(self, chain: _Chain, end: Node) -> bool:
         """Whether something that the chain reads first is changed before the chain's end, where it is read now."""
         first = chain.nodes[0]
-        read = {self.storage(one) for one in first.all_input_nodes}
-        read |= {self.storage(chain.z)} if chain.z is not None else set()
-        begin = self.place[first]
+        read = {self.storage(one): self.place[first] for one in first.all_input_nodes}
+        if chain.z is not None:  # read by the addition, the last so far
+            read.setdefault(self.storage(chain.z), self.place[chain.nodes[-1]])
         return any(
-            begin < self.place[node] < self.place[end]
-            and node not in chain.nodes
-            and any(self.storage(one) in read for one in (node, *node.all_input_nodes))
+            read.get(self.storage(one), self.place[end]) < self.place[node] < self.place[end]
             for node in self.changes
+            if node not in chain.nodes
+            for one in (node, *node.all_input_nodes)
         )
 
     # ---- replacing
