@@ -67,7 +67,7 @@ def results(context: Context) -> Iterator[dict[str, Any]]:
                 faces = [_backward(call(f, *given), given) for f in (ours, theirs)]
             else:
                 faces = [functools.partial(call, f, *given) for f in (ours, theirs)]
-            mine, peer = _timed(*faces, device, 5 if context.quick else BURSTS)
+            mine, peer = _timed(faces[0], faces[1], device, 5 if context.quick else BURSTS)
             yield {
                 "name": f"host time of {name}" + f", {mode}" * (mode != "no grad"),
                 "call": name,
