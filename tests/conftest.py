@@ -65,3 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for folder in ("gpu", "interpreter"):
             if (HERE / folder) in item.path.parents:
                 item.add_marker(folder)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The framework's own testing tools, once imported by a test, forbid the setting of its flags to the process."""
+    if torch := sys.modules.get("torch"):
+        torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True

@@ -50,8 +50,6 @@ class Case:
 def _entries() -> dict[str, Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    # Its import forbids the plain setting of the framework's flags, for all of the process.
-    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
     return {o.name + (f".{o.variant_test_name}" if o.variant_test_name else ""): o for o in op_db}
 
 

@@ -82,7 +82,7 @@ def test_every_operator_is_checked():
     for path in Path(__file__).parent.glob("test_*.py"):
         calls = getattr(importlib.import_module(path.stem), "operator_calls", lambda last, device: {})
         checked |= {name.split()[0] for name in calls(False, "cpu")}
-        checked |= set(re.findall(r"opcheck\((?:torch\.ops\.lucidnn|ops)\.(\w+)", path.read_text(encoding="utf-8")))
+        checked |= set(re.findall(r"opcheck\(\s*(?:torch\.ops\.lucidnn|ops)\.(\w+)", path.read_text(encoding="utf-8")))
     assert defined == checked
 
 

@@ -382,9 +382,12 @@ def _pointwise_bwd(problem: Problem) -> Peer:
     if e.activation == "identity":
         return Peer("mul", problem.outputs, lambda t: lambda: torch.mul(t["dy"], e.alpha))
     name, gradient = _GRADIENTS[e.activation]
+    told = getattr(problem.op, "from_output", False)
+    if told and e.activation == "elu":
+        gradient = lambda dy, y, p: torch.ops.aten.elu_backward(dy, p, 1.0, 1.0, True, y)  # noqa: E731
 
     def prepare(t: Tensors) -> Call:
-        source = _FROM_OUTPUT.get(e.activation, lambda v: v)(t["x"])
+        source = t["x"] if told else _FROM_OUTPUT.get(e.activation, lambda v: v)(t["x"])
         if e.alpha == 1.0:
             return lambda: gradient(t["dy"], source, e.parameter)
         return lambda: gradient(t["dy"], source, e.parameter).mul_(e.alpha)
