@@ -42,7 +42,7 @@ class Case:
 
     operators: tuple[str, ...]
     falls: tuple[str, ...] = ()
-    samples: int = 6
+    samples: int = 5
     double: float = BOUND[torch.float64]
 
 
@@ -54,8 +54,9 @@ def _entries() -> dict[str, Any]:
 
 
 def parameters(cases: dict[str, Case]) -> Any:
-    """(name, dtype, whether all samples): float32 and bfloat16 by default, all types in the longer profile."""
-    brief = [(name, dtype, False) for name in cases for dtype in (torch.float32, torch.bfloat16)]
+    """(name, dtype, whether all samples): float32, and bfloat16 for a third; all types in the longer profile."""
+    brief = [(name, torch.float32, False) for name in cases]
+    brief += [(name, torch.bfloat16, False) for name in list(cases)[::3]]
     whole = [pytest.param(name, dtype, True, marks=pytest.mark.slow) for name in cases for dtype in BOUND]
     return pytest.mark.parametrize("name, dtype, whole", [*brief, *whole], ids=str)
 
