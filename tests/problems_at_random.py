@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+import torch
+from hypothesis import note
 from hypothesis import strategies as st
 
+from lucidnn.core import registry
 from lucidnn.core.descriptor import TensorDescriptor, channels_last_strides, contiguous_strides
 from lucidnn.core.problem import Problem
+from lucidnn.core.target import Target
 from lucidnn.ops.activation import ACTIVATIONS
 from lucidnn.ops.convolution import output_size
 from lucidnn.ops.pooling import pooled_size
+from lucidnn.testing import verify
 
 DTYPES = st.sampled_from(["f32", "f32", "bf16", "f16", "f64"])
 EIGHT_BITS = st.sampled_from(["i8", "f8"])
@@ -180,3 +187,20 @@ def problem_lines():
 
 def problems(target=None):
     return problem_lines().map(lambda text: Problem.parse(text, target))
+
+
+def refuses_or_is_right(text: str, target: Target, device: str, seed: int) -> None:
+    """Every engine for the target gives its reasons, or agrees with the reference in one of its configurations."""
+    problem = Problem.parse(text, target)
+    note(str(problem))
+    assert Problem.parse(str(problem)) == problem
+    for engine in registry.for_operation(problem.op.name):
+        if target.kind not in engine.targets or "reference" in engine.notes:
+            continue
+        reasons = engine.reasons(problem)
+        assert all(re.fullmatch(r"needs \S.*, found \S.*", reason) for reason in reasons)
+        if not reasons:
+            configs = engine.configs(problem)
+            config = configs[seed % len(configs)]
+            check = verify(problem, engine, config, torch.device(device), seed)
+            assert not check.fault, f"{engine.name} {config}: {check.fault}"

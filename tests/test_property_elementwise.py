@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lucidnn import Problem
-from lucidnn.core import registry
 from lucidnn.core.target import Target
 from lucidnn.ops.elementwise import MODES
-from lucidnn.testing import verify
-from problems_at_random import line, pads, tensors
+from problems_at_random import line, pads, refuses_or_is_right, tensors
 
 FLOATS = st.sampled_from(["f32", "f32", "bf16", "f16"])
 WHOLE = st.sampled_from(["i32", "i64", "u8", "bool"])
@@ -80,21 +76,6 @@ def transformations(draw) -> str:
     if draw(st.integers(0, 3)) == 0:
         parts |= {"z": draw(tensors(kind, y)), "beta": -1.0, "alpha": 3.0}
     return line("transform_tensor", parts)
-
-
-def refuses_or_is_right(text: str, target: Target, device: str, seed: int) -> None:
-    problem = Problem.parse(text, target)
-    note(str(problem))
-    assert Problem.parse(str(problem)) == problem
-    for engine in registry.for_operation(problem.op.name):
-        if target.kind not in engine.targets or "reference" in engine.notes:
-            continue
-        reasons = engine.reasons(problem)
-        assert all(re.fullmatch(r"needs \S.*, found \S.*", reason) for reason in reasons)
-        if not reasons:
-            configs = engine.configs(problem)
-            check = verify(problem, engine, configs[seed % len(configs)], torch.device(device), seed)
-            assert not check.fault, f"{engine.name}: {check.fault}"
 
 
 @settings(max_examples=60)

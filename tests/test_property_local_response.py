@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lucidnn import Problem
-from lucidnn.core import registry
 from lucidnn.core.target import Target
-from lucidnn.testing import verify
-from problems_at_random import line, tensors
+from problems_at_random import line, refuses_or_is_right, tensors
 
 SIZES = st.sampled_from([1, 2, 3, 5, 16, 17, 33])
 
@@ -35,21 +30,6 @@ def local_responses(draw) -> str:
         "lrn_k": draw(st.sampled_from([1.0, 2.0])),
     }
     return line(f"{'lrn' if across else 'divisive_norm'}_{'fwd' if forward else 'bwd'}", parts)
-
-
-def refuses_or_is_right(text: str, target: Target, device: str, seed: int) -> None:
-    problem = Problem.parse(text, target)
-    note(str(problem))
-    assert Problem.parse(str(problem)) == problem
-    for engine in registry.for_operation(problem.op.name):
-        if target.kind not in engine.targets or "reference" in engine.notes:
-            continue
-        reasons = engine.reasons(problem)
-        assert all(re.fullmatch(r"needs \S.*, found \S.*", reason) for reason in reasons)
-        if not reasons:
-            configs = engine.configs(problem)
-            check = verify(problem, engine, configs[seed % len(configs)], torch.device(device), seed)
-            assert not check.fault, f"{engine.name}: {check.fault}"
 
 
 @settings(max_examples=30)

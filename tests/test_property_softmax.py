@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lucidnn import Problem
-from lucidnn.core import registry
 from lucidnn.core.target import Target
-from lucidnn.testing import verify
-from problems_at_random import line, tensors
+from problems_at_random import line, refuses_or_is_right, tensors
 
 TYPES = st.sampled_from(["f32", "f32", "f32", "bf16"])
 SIZES = st.sampled_from([1, 2, 3, 5, 16, 17, 33])
@@ -69,22 +64,6 @@ def dropouts(draw) -> str:
         parts |= {"mask": draw(tensors("bool", shape, output=True)), "keep_mask": 1}
     parts |= {"p": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])), "feature": int(len(shape) > 1 and draw(st.booleans()))}
     return line("dropout_fwd" if forward else "dropout_bwd", parts)
-
-
-def refuses_or_is_right(text: str, target: Target, device: str, seed: int) -> None:
-    problem = Problem.parse(text, target)
-    note(str(problem))
-    assert Problem.parse(str(problem)) == problem
-    for engine in registry.for_operation(problem.op.name):
-        if target.kind not in engine.targets or "reference" in engine.notes:
-            continue
-        reasons = engine.reasons(problem)
-        assert all(re.fullmatch(r"needs \S.*, found \S.*", reason) for reason in reasons)
-        if not reasons:
-            configs = engine.configs(problem)
-            config = configs[seed % len(configs)]
-            check = verify(problem, engine, config, torch.device(device), seed)
-            assert not check.fault, f"{engine.name} {config}: {check.fault}"
 
 
 @settings(max_examples=60)

@@ -34,6 +34,11 @@ def suggests_last(t: torch.Tensor) -> bool:
     return True
 
 
+def shape_only(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same looks without elements in memory: the framework is asked by it how it lays out a result."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+
 RULES: dict[str, Callable[[torch.Tensor], bool]] = {
     "first": lambda t: False,
     "suggested": suggests_last,

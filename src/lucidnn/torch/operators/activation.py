@@ -13,6 +13,7 @@ from ...core.errors import NotSupported
 from ...functional import pointwise
 from ...functional._library import Described, last, run
 from .._override import override
+from ._layout import shape_only
 
 Named = tuple[str, float]
 """An activation of `lucidnn.ops.activation` and its parameter."""
@@ -34,7 +35,7 @@ def _bwd(tensors: Any, attributes: Any) -> Described:
     The order of its operands decides where the two disagree; relu's has the gradient last.
     """
     op, given = pointwise._bwd(tensors, (1.0, *attributes))
-    dy, x = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors)
+    dy, x = map(shape_only, tensors)
     first, second = (x, dy) if attributes[0] == "relu" else (dy, x)
     given["tensors"]["dx"] = TensorDescriptor.of(torch.ops.aten.silu_backward.default(first, second))
     return op, given

@@ -17,12 +17,13 @@ from ...functional._library import Described, run
 from ...functional.softmax import _bwd as described_bwd
 from ...functional.softmax import _fwd as described_fwd
 from .._override import override
+from ._layout import shape_only
 
 
 def _bwd(tensors: Any, attributes: Any) -> Described:
     """As in `functional`, in the strides that the framework's kernel gives: it is asked, by shapes alone."""
     op, given = described_bwd(tensors, attributes)
-    y, dy, _ = (t if t is None else _shape_only(t) for t in tensors)
+    y, dy, _ = (t if t is None else shape_only(t) for t in tensors)
     (axis,), _, _, dtype = attributes
     dx = torch.ops.aten._softmax_backward_data.default(dy, y, axis, dtype)
     given["tensors"]["dx"] = TensorDescriptor.of(dx)
@@ -32,14 +33,10 @@ def _bwd(tensors: Any, attributes: Any) -> Described:
 def _fwd(tensors: Any, attributes: Any) -> Described:
     op, given = described_fwd(tensors, attributes)
     (axis,), _, _, dtype = attributes
-    x = _shape_only(tensors[0])
+    x = shape_only(tensors[0])
     y = torch.ops.aten._softmax.default(x, axis, False)
     given["tensors"]["y"] = TensorDescriptor.of(y.to(dtype))
     return op, given
-
-
-def _shape_only(t: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def _axis(t: torch.Tensor, dim: int) -> tuple[int]:
